@@ -1,0 +1,44 @@
+"""Everything this package raises on purpose.
+
+    Exception
+      FedbudgetError            catch this to catch all of them
+        InvalidInputError       an argument is wrong (also a ValueError)
+          DataError             a table or a data set is wrong
+        InfeasibleBudgetError   the budgets do not buy a single round
+        MissingExtraError       an optional package is missing (also an ImportError)
+
+    UserWarning
+      NotPrivateWarning         something was read off private rows without noise
+
+Every message names the thing, its value, the limit, and what to do about it.
+"""
+
+
+class FedbudgetError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class InvalidInputError(FedbudgetError, ValueError):
+    """An argument is outside what the function can honour."""
+
+
+class DataError(InvalidInputError):
+    """A table, a column or a data set cannot be used as it is."""
+
+
+class InfeasibleBudgetError(FedbudgetError):
+    """No plan fits the budgets; raise one of them or lower the prices."""
+
+
+class MissingExtraError(FedbudgetError, ImportError):
+    """A feature needs a package that the base install leaves out."""
+
+    def __init__(self, feature: str, package: str, extra: str = "lab") -> None:
+        super().__init__(
+            f"{feature} needs {package}, which is not installed: "
+            f"pip install 'fedbudget[{extra}]'"
+        )
+
+
+class NotPrivateWarning(UserWarning):
+    """A number was read off private rows without noise: no guarantee covers it."""
