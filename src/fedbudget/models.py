@@ -110,13 +110,13 @@ class Loss(ABC):
     def gradient(self, theta: Floats, x: Rows, y: Labels) -> Floats:
         """Return the gradient of `value`; shape of theta."""
         slopes = self.slopes(self.scores(theta, x), y)
-        mean = (x.T @ slopes).T.reshape(-1) / x.shape[0]
-        return np.asarray(mean + self.l2 * theta)
+        mean: Floats = np.asarray((x.T @ slopes).T).reshape(-1) / x.shape[0]
+        return mean + self.l2 * theta
 
     def sample_gradients(self, theta: Floats, x: Floats, y: Labels) -> Floats:
         """Return one gradient per row, shape (n, num_params), without the L2 term."""
         slopes = self.slopes(self.scores(theta, x), y).reshape(len(x), -1)
-        return np.einsum("nc,nd->ncd", slopes, x).reshape(len(x), -1)
+        return np.asarray(np.einsum("nc,nd->ncd", slopes, x)).reshape(len(x), -1)
 
 
 def _signs(y: Labels) -> Floats:
@@ -189,14 +189,14 @@ class Softmax(Loss):
 
     def slopes(self, scores: Floats, y: Labels) -> Floats:
         """Return d loss / d score."""
-        slopes = np.exp(scores - scores.max(axis=1, keepdims=True))
+        slopes: Floats = np.exp(scores - scores.max(axis=1, keepdims=True))
         slopes /= slopes.sum(axis=1, keepdims=True)
         slopes[np.arange(len(scores)), y] -= 1
         return slopes
 
     def predictions(self, scores: Floats) -> Labels:
         """Return the class with the largest score."""
-        return np.argmax(scores, axis=1)
+        return np.asarray(np.argmax(scores, axis=1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,8 +268,7 @@ class Huber(Loss):
 
 
 LOSSES: dict[str, type[Loss]] = {
-    cls.name: cls  # type: ignore[misc]  # a plain class attribute in all four
-    for cls in (Logistic, Softmax, Hinge, Huber)
+    str(cls.name): cls for cls in (Logistic, Softmax, Hinge, Huber)
 }
 
 

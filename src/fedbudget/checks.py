@@ -1,0 +1,103 @@
+"""Checks of arguments: each error names the argument, its value and the limit."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedbudget.errors import InvalidInputError
+
+Array: TypeAlias = NDArray[np.float64]
+PerDevice: TypeAlias = "float | Array"  # one number for all devices, or one each
+
+
+def numbers(name: str, value: ArrayLike) -> PerDevice:
+    """Return a number as a float, and a sequence as a read-only float64 array."""
+    try:
+        array = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidInputError(
+            f"{name} must be a number, or one number per device, got {value!r}"
+        ) from None
+    if array.ndim == 0:
+        return float(array)
+    if array.ndim != 1 or array.size == 0:
+        raise InvalidInputError(
+            f"{name} must be a number or a flat list with one number per device, "
+            f"got shape {array.shape}"
+        )
+    array.setflags(write=False)
+    return array
+
+
+def within(
+    name: str,
+    value: ArrayLike,
+    *,
+    above: float = -np.inf,
+    least: float = -np.inf,
+    below: float = np.inf,
+    most: float = np.inf,
+    remedy: str = "",
+) -> PerDevice:
+    """Return the numbers if every one is finite and inside the limits."""
+    checked = numbers(name, value)
+    array = np.asarray(checked)
+    inside = (array > above) & (array >= least) & (array < below) & (array <= most)
+    inside &= np.isfinite(array)
+    if not inside.all():
+        raise InvalidInputError(
+            f"{name} must be {_limits(above, least, below, most)}, "
+            f"got {_first(array, ~inside)}" + (f": {remedy}" if remedy else "")
+        )
+    return checked
+
+
+def whole(name: str, value: Any, *, least: int = 1) -> int:
+    """Return the value as an int if it is a whole number of at least `least`."""
+    try:
+        number = int(value)
+        exact = number == value
+    except (TypeError, ValueError, OverflowError):
+        exact = False
+    if not exact or isinstance(value, bool) or number < least:
+        raise InvalidInputError(
+            f"{name} must be a whole number of at least {least}, got {value!r}"
+        )
+    return number
+
+
+def choice(name: str, value: str, options: tuple[str, ...]) -> str:
+    """Return the value if it is one of the options."""
+    if value not in options:
+        raise InvalidInputError(
+            f"{name} {value!r} is not known: choose one of {', '.join(options)}"
+        )
+    return value
+
+
+def per_device(name: str, value: PerDevice, num_devices: int) -> Array:
+    """Return one number per device; a single number stands for all of them."""
+    array = np.asarray(value, dtype=np.float64)
+    if array.ndim == 1 and len(array) != num_devices:
+        raise InvalidInputError(
+            f"{name} has {len(array)} values but there are {num_devices} devices: "
+            "give one number, or one per device"
+        )
+    return np.broadcast_to(array, (num_devices,))
+
+
+def _limits(above: float, least: float, below: float, most: float) -> str:
+    limits = [f"above {above:g}"] if above > -np.inf else []
+    limits += [f"at least {least:g}"] if least > -np.inf else []
+    limits += [f"below {below:g}"] if below < np.inf else []
+    limits += [f"at most {most:g}"] if most < np.inf else []
+    return " and ".join([*limits, "finite"])
+
+
+def _first(array: Array, wrong: NDArray[np.bool_]) -> str:
+    """Show the first wrong value, and where it is in a list."""
+    if array.ndim == 0:
+        return f"{float(array):g}"
+    index = int(np.argmax(wrong))
+    return f"{array[index]:g} for device {index}"

@@ -1,0 +1,56 @@
+"""What a run of noisy gradients costs in privacy, and the noise a budget asks for.
+
+Unit of privacy: one sample. Neighbours: one sample of one device is replaced.
+Adversary: the server, the other devices and whoever sees every upload. A device
+releases K gradients, each a mean over X samples whose own gradients have norm at
+most G, each with fresh Gaussian noise of std sigma per coordinate.
+
+Three accountants answer the same three questions (epsilon of a run, noise for a
+budget, largest K for a noise level), each for one device or for an array of them:
+
+    gdp    exact for Gaussian noise without sampling: mu = 2 G sqrt(K) / (X sigma)
+           (Dong, Roth and Su 2022, Corollary 2.13; Balle and Wang 2018, Theorem 8)
+    zcdp   the paper's: rho = mu^2 / 2, epsilon = rho + 2 sqrt(rho log(1/delta))
+    pld    for Poisson-sampled batches, through Google's dp-accounting
+
+Everything rounds towards privacy: an epsilon is exact or too high.
+"""
+
+from fedbudget.checks import choice
+from fedbudget.privacy.accountants import GDP, SLACK, ZCDP, Accountant
+from fedbudget.privacy.conversions import (
+    delta_from_mu,
+    epsilon_from_mu,
+    epsilon_from_rho,
+    mu_from_epsilon,
+    rho_from_epsilon,
+)
+from fedbudget.privacy.runs import NoisyGradients, PrivacyStatement, dp_event
+from fedbudget.privacy.sampled import PldAccountant
+
+__all__ = [
+    "ACCOUNTANTS",
+    "GDP",
+    "SLACK",
+    "ZCDP",
+    "Accountant",
+    "NoisyGradients",
+    "PldAccountant",
+    "PrivacyStatement",
+    "accountant_named",
+    "delta_from_mu",
+    "dp_event",
+    "epsilon_from_mu",
+    "epsilon_from_rho",
+    "mu_from_epsilon",
+    "rho_from_epsilon",
+]
+
+ACCOUNTANTS: dict[str, Accountant] = {
+    accountant.name: accountant for accountant in (GDP, ZCDP, PldAccountant())
+}
+
+
+def accountant_named(name: str) -> Accountant:
+    """Return the accountant called `name`."""
+    return ACCOUNTANTS[choice("accountant", name, tuple(ACCOUNTANTS))]

@@ -1,0 +1,164 @@
+"""The accountants: one set of questions, three ways to answer them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedbudget.checks import Array
+from fedbudget.privacy.conversions import (
+    epsilon_from_mu,
+    epsilon_from_rho,
+    floats,
+    mu_from_epsilon,
+    rho_from_epsilon,
+)
+from fedbudget.privacy.runs import NoisyGradients
+
+# Calibration aims this far below the budget's rho, so that a strict ledger which adds
+# up the same steps in another order does not refuse the last one.
+SLACK = 1e-9
+
+
+class Accountant(ABC):
+    """Answers three questions about runs of noisy gradients.
+
+    `prior_mu` is what has been spent before the run, as Gaussian DP: a constant that
+    was measured on the same rows, or rounds that already happened.
+    """
+
+    name: str
+
+    @abstractmethod
+    def epsilon(
+        self,
+        run: NoisyGradients,
+        *,
+        delta: ArrayLike,
+        prior_mu: ArrayLike = 0.0,
+        at_most: ArrayLike | None = None,
+    ) -> Array:
+        """Return the epsilon that each device spends; exact or too high.
+
+        `at_most` is an epsilon known to be enough: it only makes the answer faster.
+        """
+
+    @abstractmethod
+    def noise_multiplier(
+        self,
+        *,
+        epsilon: ArrayLike,
+        delta: ArrayLike,
+        steps: ArrayLike,
+        sampling_probability: ArrayLike = 1.0,
+        prior_mu: ArrayLike = 0.0,
+    ) -> Array:
+        """Return the least noise multiplier that keeps each device within budget.
+
+        Infinite where `prior_mu` has already spent the budget.
+        """
+
+    @abstractmethod
+    def max_steps(
+        self,
+        *,
+        epsilon: ArrayLike,
+        delta: ArrayLike,
+        noise_multiplier: ArrayLike,
+        sampling_probability: ArrayLike = 1.0,
+        prior_mu: ArrayLike = 0.0,
+    ) -> Array:
+        """Return the largest K that each device's noise allows; whole numbers."""
+
+    def noise_std(
+        self, *, lipschitz: ArrayLike, batch_size: ArrayLike, **budget: ArrayLike
+    ) -> Array:
+        """Return the noise on a mean gradient; see `noise_multiplier`.
+
+        >>> float(ZCDP.noise_std(
+        ...     lipschitz=1, batch_size=100, epsilon=2.58788, delta=1e-4, steps=200))
+        0.500000...
+        """
+        multiplier = self.noise_multiplier(**budget)
+        return multiplier * floats(lipschitz) / floats(batch_size)
+
+
+@dataclass(frozen=True)
+class GaussianAccountant(Accountant):
+    """Composes Gaussians by adding mu^2; two conversions to epsilon exist.
+
+    Sampled batches are accounted for as if every sample took part in every step:
+    valid, and too high.
+    """
+
+    name: str
+    epsilon_from_mu: Callable[..., Array]
+    mu_from_epsilon: Callable[[ArrayLike, ArrayLike], Array]
+
+    def epsilon(
+        self,
+        run: NoisyGradients,
+        *,
+        delta: ArrayLike,
+        prior_mu: ArrayLike = 0.0,
+        at_most: ArrayLike | None = None,
+    ) -> Array:
+        """Return the epsilon that each device spends; exact or too high."""
+        return self.epsilon_from_mu(
+            np.hypot(run.mu, floats(prior_mu)), delta, at_most=at_most
+        )
+
+    def noise_multiplier(
+        self,
+        *,
+        epsilon: ArrayLike,
+        delta: ArrayLike,
+        steps: ArrayLike,
+        sampling_probability: ArrayLike = 1.0,
+        prior_mu: ArrayLike = 0.0,
+    ) -> Array:
+        """Return the least noise multiplier that keeps each device within budget."""
+        del sampling_probability  # no amplification is claimed
+        rho = self._rho_left(epsilon, delta, prior_mu)
+        with np.errstate(divide="ignore"):
+            return np.sqrt(2 * floats(steps) / rho)
+
+    def max_steps(
+        self,
+        *,
+        epsilon: ArrayLike,
+        delta: ArrayLike,
+        noise_multiplier: ArrayLike,
+        sampling_probability: ArrayLike = 1.0,
+        prior_mu: ArrayLike = 0.0,
+    ) -> Array:
+        """Return the largest K that each device's noise allows."""
+        del sampling_probability
+        rho = self._rho_left(epsilon, delta, prior_mu)
+        # The half slack undoes what calibration held back, and no more.
+        steps = rho * (1 + SLACK / 2) * floats(noise_multiplier) ** 2 / 2
+        return np.floor(steps)
+
+    def _rho_left(
+        self, epsilon: ArrayLike, delta: ArrayLike, prior_mu: ArrayLike
+    ) -> Array:
+        rho = floats(self.mu_from_epsilon(epsilon, delta)) ** 2 / 2
+        spent = floats(prior_mu) ** 2 / 2
+        return np.maximum(rho * (1 - SLACK) - spent, 0.0)
+
+
+def _zcdp_epsilon(
+    mu: ArrayLike, delta: ArrayLike, *, at_most: ArrayLike | None = None
+) -> Array:
+    del at_most  # a closed form needs no starting point
+    return epsilon_from_rho(floats(mu) ** 2 / 2, delta)
+
+
+def _zcdp_mu(epsilon: ArrayLike, delta: ArrayLike) -> Array:
+    return np.sqrt(2 * rho_from_epsilon(epsilon, delta))
+
+
+GDP = GaussianAccountant("gdp", epsilon_from_mu, mu_from_epsilon)
+ZCDP = GaussianAccountant("zcdp", _zcdp_epsilon, _zcdp_mu)

@@ -1,0 +1,163 @@
+"""Between rho, mu, epsilon and delta: the formulas, vectorised, rounded to privacy.
+
+NumPy and the standard library only: devices run this too.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedbudget.checks import Array
+
+Index: TypeAlias = NDArray[np.intp]
+
+_SQRT_2PI = math.sqrt(2 * math.pi)
+
+
+def epsilon_from_rho(rho: ArrayLike, delta: ArrayLike) -> Array:
+    """Return the epsilon of rho-zCDP (paper: Lemma zcdp-dp).
+
+    >>> float(epsilon_from_rho(0.16, 1e-4))
+    2.587...
+    """
+    r = floats(rho)
+    return np.asarray(r + 2 * np.sqrt(r * np.log(1 / floats(delta))))
+
+
+def rho_from_epsilon(epsilon: ArrayLike, delta: ArrayLike) -> Array:
+    """Return the rho that spends exactly epsilon (inverse of Lemma zcdp-dp)."""
+    # Departs from the paper's Z, whose other root overspends: docs/paper.md, erratum 1.
+    eps, log_term = floats(epsilon), np.log(1 / floats(delta))
+    return np.asarray((eps / (np.sqrt(log_term + eps) + np.sqrt(log_term))) ** 2)
+
+
+def delta_from_mu(mu: ArrayLike, epsilon: ArrayLike) -> Array:
+    """Return the delta of mu-Gaussian DP at epsilon, rounded up.
+
+    delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
+    (Dong, Roth and Su 2022, Corollary 2.13).
+
+    >>> float(delta_from_mu(1.0, 1.0))
+    0.1269...
+    """
+    return _delta_and_slope(floats(mu), floats(epsilon))[0]
+
+
+def mu_from_epsilon(epsilon: ArrayLike, delta: ArrayLike) -> Array:
+    """Return the largest mu whose Gaussian DP is within (epsilon, delta).
+
+    >>> float(mu_from_epsilon(1.0, 0.12694))
+    1.0000...
+    """
+    eps, limit, shape = _flat(epsilon, delta)
+    # Two lower bounds: zCDP's, and delta(mu, epsilon) <= delta(mu, 0) <= mu/sqrt(2 pi).
+    start = np.maximum(np.sqrt(2 * rho_from_epsilon(eps, limit)), limit * _SQRT_2PI)
+
+    def newton(mu: Array, index: Index) -> Array:
+        # d delta / d mu = phi(epsilon/mu - mu/2); log delta is concave in mu, so that
+        # Newton's steps on it rise to the root from below and stay private.
+        reached, _ = _delta_and_slope(mu, eps[index])
+        slope = np.exp(-((eps[index] / mu - mu / 2) ** 2) / 2)
+        return mu + np.log(limit[index] / reached) * reached / slope * _SQRT_2PI
+
+    def overspends(mu: Array, index: Index) -> NDArray[np.bool_]:
+        return delta_from_mu(mu, eps[index]) > limit[index]
+
+    return _nudge(_iterate(newton, start), overspends, by=-1e-13).reshape(shape)
+
+
+def epsilon_from_mu(
+    mu: ArrayLike, delta: ArrayLike, *, at_most: ArrayLike | None = None
+) -> Array:
+    """Return the epsilon of mu-Gaussian DP at delta, rounded up.
+
+    `at_most` is an epsilon that is known to be enough, from which the search starts.
+
+    >>> float(epsilon_from_mu(1.0, 0.12694))
+    0.9999...
+    """
+    m, limit, shape = _flat(mu, delta)
+    start = epsilon_from_rho(m**2 / 2, limit)  # zCDP's answer is never below
+    if at_most is not None:
+        start = np.minimum(start, np.broadcast_to(floats(at_most), shape).ravel())
+
+    def newton(epsilon: Array, index: Index) -> Array:
+        # log delta is concave in epsilon too: the steps fall to the root from above.
+        reached, slope = _delta_and_slope(m[index], epsilon)
+        step = np.log(limit[index] / reached) * reached / slope
+        return np.maximum(epsilon - step, 0.0)
+
+    def too_low(epsilon: Array, index: Index) -> NDArray[np.bool_]:
+        return delta_from_mu(m[index], epsilon) > limit[index]
+
+    return _nudge(_iterate(newton, start), too_low, by=1e-13).reshape(shape)
+
+
+def floats(value: ArrayLike) -> Array:
+    """Return the value as a float64 array."""
+    return np.asarray(value, dtype=np.float64)
+
+
+def _delta_and_slope(mu: Array, epsilon: Array) -> tuple[Array, Array]:
+    """Return delta, rounded up, and -d delta / d epsilon = e^epsilon Phi(-b sqrt 2)."""
+    a = (epsilon / mu - mu / 2) / math.sqrt(2)
+    b = (epsilon / mu + mu / 2) / math.sqrt(2)
+    left = 0.5 * _erfc(a)
+    # e^epsilon erfc(b) = e^(epsilon - b^2) erfcx(b), and b^2 - a^2 = epsilon.
+    right = 0.5 * np.exp(-(a**2)) * _erfcx(b)
+    # The difference may cancel; what rounding can have cost is added back.
+    rounding = np.finfo(np.float64).eps * (4 + 2 * np.minimum(b, 26.0) ** 2)
+    return np.minimum(np.maximum(left - right, 0.0) + rounding * left, 1.0), right
+
+
+def _iterate(step: Callable[[Array, Index], Array], start: Array) -> Array:
+    """Repeat a Newton step on the entries that still move."""
+    values = np.array(start)
+    moving = np.arange(values.size)
+    for _ in range(50):  # 5 to 10 are enough; the cap ends a dance of the last bits
+        old = values[moving]
+        with np.errstate(all="ignore"):
+            new = step(old, moving)
+        # Where delta underflows, the start stays: it is on the safe side.
+        values[moving] = np.where(np.isfinite(new), new, old)
+        moving = moving[np.abs(values[moving] - old) > 1e-12 * np.abs(old)]
+        if moving.size == 0:
+            break
+    return values
+
+
+def _nudge(
+    values: Array, wrong: Callable[[Array, Index], NDArray[np.bool_]], *, by: float
+) -> Array:
+    """Move the entries on the wrong side of a limit across it, by the last few bits."""
+    index = np.flatnonzero(wrong(values, np.arange(values.size)))
+    while index.size:
+        values[index] += by * np.maximum(values[index], 1e-6)
+        by *= 2  # twice as far each time: it ends, however flat the function is
+        index = index[wrong(values[index], index)]
+    return values
+
+
+def _flat(first: ArrayLike, second: ArrayLike) -> tuple[Array, Array, tuple[int, ...]]:
+    """Broadcast two arguments, flatten them, and remember their shape."""
+    one, other = np.broadcast_arrays(floats(first), floats(second))
+    return one.ravel(), other.ravel(), one.shape
+
+
+def _erfc(x: Array) -> Array:
+    """Return erfc elementwise; NumPy has none, and the base install has no SciPy."""
+    return np.array([math.erfc(v) for v in np.ravel(x).tolist()]).reshape(np.shape(x))
+
+
+def _erfcx(x: Array) -> Array:
+    """Return exp(x^2) erfc(x) for x >= 0, without overflow."""
+    x = floats(x)
+    near = np.minimum(x, 25.0)
+    z = 1 / (2 * np.maximum(x, 25.0) ** 2)
+    # Asymptotic series; at x = 25 its sixth term is below 1e-16.
+    series = 1 - z * (1 - 3 * z * (1 - 5 * z * (1 - 7 * z * (1 - 9 * z))))
+    far = series / (np.maximum(x, 25.0) * math.sqrt(math.pi))
+    return np.where(x < 25.0, np.exp(near**2) * _erfc(near), far)

@@ -1,0 +1,92 @@
+"""A run of noisy gradients, what an epsilon of it promises, and it as an event."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedbudget.checks import Array, within
+from fedbudget.errors import InvalidInputError, MissingExtraError
+from fedbudget.privacy.conversions import floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyGradients:
+    """All gradients that a device releases in a run; neighbours replace one sample.
+
+    Each field is a number, or an array with one entry per device.
+    """
+
+    lipschitz: ArrayLike  # G: largest norm of one sample's gradient
+    batch_size: ArrayLike  # X_m: samples averaged in each gradient
+    noise_std: ArrayLike  # sigma_m: std of the noise on that average, per coordinate
+    steps: ArrayLike  # K: gradients released
+    sampling_probability: ArrayLike = 1.0  # q: below 1, Poisson-sampled batches
+
+    def __post_init__(self) -> None:
+        for name in ("lipschitz", "batch_size", "noise_std", "steps"):
+            within(name, getattr(self, name), above=0)
+        within("sampling_probability", self.sampling_probability, above=0, most=1)
+
+    @property
+    def noise_multiplier(self) -> Array:
+        """Noise over the norm of one sample's share G / X (dp-accounting's term)."""
+        return floats(self.noise_std) * floats(self.batch_size) / floats(self.lipschitz)
+
+    @property
+    def mu(self) -> Array:
+        """The run's Gaussian-DP parameter, as if nothing were sampled."""
+        return 2 * np.sqrt(floats(self.steps)) / self.noise_multiplier
+
+    @property
+    def rho(self) -> Array:
+        """The zCDP of the whole run (paper: rho_m = 2 K G^2 / (X_m^2 sigma_m^2))."""
+        return self.mu**2 / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+    """What an epsilon promises, to whom, and against whom."""
+
+    epsilon: float  # the largest over the devices
+    delta: float  # the largest over the devices
+    accountant: str
+    unit: str = "one sample"
+    adjacency: str = "replace one sample of one device"
+    adversary: str = "the server, the other devices and anyone who sees every upload"
+
+    def __str__(self) -> str:
+        return (
+            f"({self.epsilon:.6g}, {self.delta:.3g})-differential privacy for "
+            f"{self.unit} ({self.adjacency}) against {self.adversary}; "
+            f"accountant {self.accountant}"
+        )
+
+
+def dp_event(run: NoisyGradients) -> Any:
+    """Return one device's run as a dp-accounting event.
+
+    Its noise multiplier is relative to one sample's share G / X: account for it with
+    NeighboringRelation.REPLACE_ONE, which doubles the sensitivity itself.
+    """
+    dp_accounting = dp_accounting_or_raise()
+    if np.size(run.mu) != 1 or np.size(run.sampling_probability) != 1:
+        raise InvalidInputError(
+            f"dp_event describes one device, got {np.size(run.mu)}: call it for each"
+        )
+    event = dp_accounting.GaussianDpEvent(float(run.noise_multiplier))
+    if float(floats(run.sampling_probability)) < 1:
+        event = dp_accounting.PoissonSampledDpEvent(
+            float(floats(run.sampling_probability)), event
+        )
+    return dp_accounting.SelfComposedDpEvent(event, int(floats(run.steps)))
+
+
+def dp_accounting_or_raise() -> Any:
+    """Import dp-accounting, or say how to get it."""
+    try:
+        import dp_accounting
+    except ImportError:
+        raise MissingExtraError("accountant 'pld'", "dp-accounting") from None
+    return dp_accounting
