@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.checks import Array, PerDevice, per_device, within
+from fedbudget.checks import Array, PerDevice, floats, per_device, within
 from fedbudget.errors import InvalidInputError
 
 
@@ -69,15 +69,15 @@ class Prices:
 
     def step_cost(self, *, batch_size: ArrayLike) -> Array:
         """Return what one local step costs each device."""
-        per_sample = np.asarray(self.computation_per_sample)
-        return np.asarray(self.computation) + per_sample * np.asarray(batch_size)
+        per_sample = floats(self.computation_per_sample) * floats(batch_size)
+        return floats(self.computation) + per_sample
 
     def run_cost(
         self, *, rounds: ArrayLike, tau: ArrayLike, batch_size: ArrayLike
     ) -> Array:
         """Return what a run costs each device (paper: cost)."""
-        round_cost = self.communication + self.step_cost(batch_size=batch_size) * tau
-        return np.asarray(round_cost * np.asarray(rounds))
+        steps = self.step_cost(batch_size=batch_size) * floats(tau)
+        return (floats(self.communication) + steps) * floats(rounds)
 
     def max_rounds(
         self, cost: ArrayLike, *, tau: ArrayLike, batch_size: ArrayLike
@@ -88,7 +88,7 @@ class Prices:
         exceeds the budget, whatever the division rounds to.
         """
         one = self.run_cost(rounds=1, tau=tau, batch_size=batch_size)
-        budget = np.asarray(cost, dtype=np.float64)
+        budget = floats(cost)
         with np.errstate(divide="ignore", over="ignore"):
             rounds = np.floor(budget / one)
             over = np.isfinite(rounds) & (rounds * one > budget)

@@ -11,6 +11,11 @@ Array: TypeAlias = NDArray[np.float64]
 PerDevice: TypeAlias = "float | Array"  # one number for all devices, or one each
 
 
+def floats(value: ArrayLike) -> Array:
+    """Return the value as a float64 array."""
+    return np.asarray(value, dtype=np.float64)
+
+
 def numbers(name: str, value: ArrayLike) -> PerDevice:
     """Return a number as a float, and a sequence as a read-only float64 array."""
     try:
@@ -78,7 +83,7 @@ def choice(name: str, value: str, options: tuple[str, ...]) -> str:
 
 def per_device(name: str, value: PerDevice, num_devices: int) -> Array:
     """Return one number per device; a single number stands for all of them."""
-    array = np.asarray(value, dtype=np.float64)
+    array = floats(value)
     if array.ndim == 1 and len(array) != num_devices:
         raise InvalidInputError(
             f"{name} has {len(array)} values but there are {num_devices} devices: "

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.checks import Array
+from fedbudget.checks import Array, floats
 from fedbudget.privacy.conversions import (
     epsilon_from_mu,
     epsilon_from_rho,
-    floats,
     mu_from_epsilon,
     rho_from_epsilon,
 )

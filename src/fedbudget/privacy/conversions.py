@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedbudget.checks import Array
+from fedbudget.checks import Array, floats
 
 Index: TypeAlias = NDArray[np.intp]
 
@@ -94,11 +94,6 @@ def epsilon_from_mu(
         return delta_from_mu(m[index], epsilon) > limit[index]
 
     return _nudge(_iterate(newton, start), too_low, by=1e-13).reshape(shape)
-
-
-def floats(value: ArrayLike) -> Array:
-    """Return the value as a float64 array."""
-    return np.asarray(value, dtype=np.float64)
 
 
 def _delta_and_slope(mu: Array, epsilon: Array) -> tuple[Array, Array]:

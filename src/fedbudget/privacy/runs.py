@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.checks import Array, within
+from fedbudget.checks import Array, floats, within
 from fedbudget.errors import InvalidInputError, MissingExtraError
-from fedbudget.privacy.conversions import floats
 
 
 @dataclass(frozen=True, kw_only=True)

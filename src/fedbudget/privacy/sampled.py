@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.checks import Array
+from fedbudget.checks import Array, floats
 from fedbudget.privacy.accountants import GDP, Accountant
-from fedbudget.privacy.conversions import floats
 from fedbudget.privacy.runs import NoisyGradients, dp_accounting_or_raise, dp_event
 
 
