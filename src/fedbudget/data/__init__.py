@@ -1,0 +1,63 @@
+"""Data sets as devices hold them: Adult, Vehicle, and your own tables."""
+
+from pathlib import Path
+
+from fedbudget.data.adult import load_adult
+from fedbudget.data.dataset import Dataset, Part
+from fedbudget.data.schema import Categorical, Numeric, Schema
+from fedbudget.data.tables import from_table, infer_schema
+from fedbudget.data.vehicle import load_standin, load_vehicle
+from fedbudget.errors import InvalidInputError
+
+__all__ = [
+    "Categorical",
+    "Dataset",
+    "Numeric",
+    "Part",
+    "Schema",
+    "from_table",
+    "infer_schema",
+    "load",
+]
+
+
+def load(
+    name: str,
+    *,
+    split: str | None = None,
+    seed: int = 0,
+    path: str | Path | None = None,
+    num_devices: int | None = None,
+) -> Dataset:
+    """Load a data set by its name.
+
+    Args:
+        name: ``adult`` (splits ``by-education``, ``iid``), or ``vehicle`` (splits
+            ``by-sensor``, ``iid``).
+        split: How rows are dealt out to devices; by default the first one named above.
+        seed: Seeds the even shares and the 80/10/10 split on every device.
+        path: A ``vehicle.mat``; without it, vehicle is a SYNTHETIC stand-in.
+        num_devices: For split ``iid`` only.
+
+    >>> print(load("adult", split="iid", seed=1))
+    adult: 16 devices, 32561 rows (26048 train, 3249 validation, 3264 test), \
+102 columns, 2 classes, dissimilarity iid
+    """
+    if name == "adult":
+        if path is not None:
+            raise InvalidInputError(
+                f"path={str(path)!r} does not go with adult, which comes with the "
+                "package: leave it out, or use from_table for your own file"
+            )
+        return load_adult(
+            split=split or "by-education", seed=seed, num_devices=num_devices
+        )
+    if name == "vehicle":
+        split = split or "by-sensor"
+        if path is None:
+            return load_standin(split=split, seed=seed, num_devices=num_devices)
+        return load_vehicle(path, split=split, seed=seed, num_devices=num_devices)
+    raise InvalidInputError(
+        f"data set {name!r} is not known: use adult or vehicle, or from_table for a "
+        "file of your own"
+    )

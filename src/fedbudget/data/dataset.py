@@ -1,0 +1,226 @@
+"""A data set as devices hold it: three parts, rows stored device by device.
+
+What a plan may know of a data set is its public shape: how many training rows each
+device has, how many columns and classes there are, and how the rows were dealt out.
+`Dataset.problem` passes on that, and reads no row.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedbudget.data.partitions import Dissimilarity, generator
+from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.models import Labels, Rows
+
+if TYPE_CHECKING:
+    from fedbudget.problem import Problem
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """Rows for training, validation or test, stored device by device."""
+
+    x: Rows  # shape (n, dim), float32, every row in the unit ball; dense or CSR
+    y: Labels  # shape (n,): classes 0 .. C-1 (int64), or targets in [-1, 1] (float64)
+    offsets: Counts  # shape (M + 1,): device m holds rows offsets[m]:offsets[m + 1]
+
+    def __post_init__(self) -> None:
+        rows = int(self.offsets[-1]) if len(self.offsets) else -1
+        if not rows == len(self.y) == self.x.shape[0]:
+            raise DataError(
+                f"offsets end at {rows}, but x has {self.x.shape[0]} rows and y has "
+                f"{len(self.y)}: the three must agree"
+            )
+        if self.offsets[0] != 0 or bool(np.any(np.diff(self.offsets) < 0)):
+            raise DataError("offsets must start at 0 and never fall: sort the rows")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def num_devices(self) -> int:
+        """M: how many devices share these rows."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Counts:
+        """Rows per device; shape (M,)."""
+        return np.diff(self.offsets)
+
+    def device(self, m: int) -> tuple[Rows, Labels]:
+        """Return the rows and the labels of device m (views where possible)."""
+        if not 0 <= m < self.num_devices:
+            raise InvalidInputError(
+                f"device {m} is not there: choose 0 .. {self.num_devices - 1}"
+            )
+        rows = slice(int(self.offsets[m]), int(self.offsets[m + 1]))
+        return self.x[rows], self.y[rows]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """Training, validation and test rows of M devices, and their public facts."""
+
+    name: str
+    train: Part
+    validation: Part
+    test: Part
+    device_names: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    classes: tuple[str, ...] | None  # None: the labels are numbers (regression)
+    dissimilarity: Dissimilarity  # how the rows were dealt out: a public fact
+    synthetic: bool = False  # rows drawn from a model, not collected anywhere
+
+    def __post_init__(self) -> None:
+        for part in (self.train, self.validation, self.test):
+            shape = (part.num_devices, part.x.shape[1])
+            if shape != (len(self.device_names), len(self.feature_names)):
+                raise DataError(
+                    f"a part has {shape[0]} devices and {shape[1]} columns, the names "
+                    f"say {len(self.device_names)} and {len(self.feature_names)}: "
+                    "the parts and the names must agree"
+                )
+
+    def __str__(self) -> str:
+        kind = "regression" if self.classes is None else f"{len(self.classes)} classes"
+        total = len(self.train) + len(self.validation) + len(self.test)
+        return (
+            f"{self.name}: {'SYNTHETIC, ' if self.synthetic else ''}"
+            f"{self.num_devices} devices, {total} rows ({len(self.train)} train, "
+            f"{len(self.validation)} validation, {len(self.test)} test), "
+            f"{self.dim} columns, {kind}, dissimilarity {self.dissimilarity}"
+        )
+
+    __repr__ = __str__
+
+    @property
+    def num_devices(self) -> int:
+        """M: the number of devices."""
+        return self.train.num_devices
+
+    @property
+    def num_samples(self) -> Counts:
+        """N_m: training rows per device; shape (M,)."""
+        return self.train.sizes
+
+    @property
+    def dim(self) -> int:
+        """The number of columns of a row."""
+        return int(self.train.x.shape[1])
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of classes; None for regression."""
+        return None if self.classes is None else len(self.classes)
+
+    def problem(
+        self,
+        *,
+        loss: str | None = None,
+        l2: float = 0.0,
+        dissimilarity: str | float | None = None,
+    ) -> "Problem":
+        """Return what a plan may know: counts, columns, classes; no row is read.
+
+        Args:
+            loss: By default logistic for two classes, softmax for more, huber for
+                regression.
+            l2: Weight of the L2 term.
+            dissimilarity: How unlike the devices are, if you know better than the way
+                the rows were dealt out.
+
+        Raises:
+            InvalidInputError: The loss does not fit the labels.
+        """
+        from fedbudget.problem import Problem
+
+        return Problem(
+            num_samples=self.num_samples,
+            dim=self.dim,
+            loss=_fitting_loss(loss, self.num_classes),
+            num_classes=self.num_classes,
+            l2=l2,
+            dissimilarity=(
+                self.dissimilarity if dissimilarity is None else dissimilarity
+            ),
+        )
+
+
+def _fitting_loss(loss: str | None, num_classes: int | None) -> str:
+    """Return the loss, or the usual one for these labels; refuse a misfit."""
+    if num_classes is None:
+        fitting: tuple[str, ...] = ("huber",)
+        labels = "numbers"
+    elif num_classes == 2:
+        fitting, labels = ("logistic", "hinge", "softmax"), "2 classes"
+    else:
+        fitting, labels = ("softmax",), f"{num_classes} classes"
+    if loss is None:
+        return fitting[0]
+    if loss not in fitting:
+        raise InvalidInputError(
+            f"loss {loss!r} does not fit labels that are {labels}: "
+            f"use {' or '.join(fitting)}"
+        )
+    return loss
+
+
+def split_rows(
+    x: Rows,
+    y: Labels,
+    device_ids: ArrayLike,
+    *,
+    num_devices: int | None = None,
+    seed: int = 0,
+) -> tuple[Part, Part, Part]:
+    """Split every device's rows at random: 80% train, 10% validation, 10% test.
+
+    A device of n rows trains on int(0.8 n), at least one; int(0.9 n) - int(0.8 n) are
+    for validation and the rest for test. Within a device the order is random as well.
+    Works on all devices at once, so that a million of them take seconds.
+
+    Args:
+        x: Rows, dense or CSR; shape (n, dim).
+        y: Labels; shape (n,).
+        device_ids: The device of each row, 0 .. M-1; shape (n,).
+        num_devices: M; by default the largest id plus one.
+        seed: Seeds the choice of rows.
+
+    Raises:
+        DataError: A device has no row.
+
+    >>> x, y = np.zeros((11, 2), np.float32), np.arange(11)
+    >>> train, validation, test = split_rows(x, y, [0] * 10 + [1])
+    >>> [part.sizes.tolist() for part in (train, validation, test)]
+    [[8, 1], [1, 0], [1, 0]]
+    """
+    ids = np.asarray(device_ids, dtype=np.int64)
+    counts = np.bincount(ids, minlength=num_devices or 0).astype(np.int64)
+    if not counts.size or not counts.all():
+        empty = int(np.argmin(counts)) if counts.size else 0
+        raise DataError(
+            f"device {empty} has no row: drop it, or use a partition that fills it"
+        )
+    # Keys are distinct, so that every sort gives the same order, by device then random.
+    order = np.argsort(ids * len(ids) + generator(seed, stream=1).permutation(len(ids)))
+    ends = np.cumsum(counts)
+    rank = np.arange(len(ids)) - np.repeat(ends - counts, counts)
+    num_train = np.maximum(1, 8 * counts // 10)
+    num_validation = 9 * counts // 10 - 8 * counts // 10
+    first, second = num_train, num_train + num_validation
+    part_of = (rank >= np.repeat(first, counts)).astype(np.int8)
+    part_of += rank >= np.repeat(second, counts)
+    sizes = (num_train, num_validation, counts - second)
+    parts = [_take(x, y, order[part_of == k], size) for k, size in enumerate(sizes)]
+    return parts[0], parts[1], parts[2]
+
+
+def _take(x: Rows, y: Labels, rows: NDArray[Any], sizes: Counts) -> Part:
+    """Return the part made of these rows, already in the order of the devices."""
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Part(x=cast(Rows, x[rows]), y=y[rows], offsets=offsets)

@@ -1,0 +1,115 @@
+"""Guess a schema from the rows themselves: handy for a first look, and not private."""
+
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedbudget.data.columns import Coded, Column, as_coded
+from fedbudget.data.schema import Categorical, Feature, Numeric, Schema
+from fedbudget.errors import DataError, NotPrivateWarning
+
+MOST_CLASSES = 1000  # more distinct values than this are an identifier, not a category
+MOST_NUMERIC_CLASSES = 20  # a numeric label with more distinct values is regression
+
+
+def schema_from_rows(
+    columns: Mapping[str, Column], *, label: str, intercept: bool = True
+) -> Schema:
+    """Read bounds and categories off the rows, and warn that this is not private.
+
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", NotPrivateWarning)
+    ...     columns = {"age": np.array([20.0, 60.0]), "y": np.array([0.0, 1.0])}
+    ...     schema_from_rows(columns, label="y").features
+    {'age': Numeric(low=20.0, high=60.0, missing=None)}
+    """
+    features = {name: _feature(name, c) for name, c in columns.items() if name != label}
+    if not features:
+        raise DataError(
+            f"the table has no feature column besides label {label!r} and the device: "
+            "add at least one"
+        )
+    target = _target(label, columns[label])
+    names = ", ".join(map(repr, [*features, label]))
+    warnings.warn(
+        f"NOT PRIVATE: the bounds and categories of columns {names} were read off "
+        "private rows, and no privacy guarantee covers them; pass schema=Schema(...) "
+        "with public bounds and categories instead",
+        NotPrivateWarning,
+        stacklevel=4,
+    )
+    return Schema(features=features, label=label, target=target, intercept=intercept)
+
+
+def _feature(name: str, column: Column) -> Feature:
+    """Describe one feature as its rows suggest."""
+    if not isinstance(column, Coded):
+        return _bounds(name, column)
+    _check_mixed(name, column)
+    if len(column.values) > MOST_CLASSES:
+        raise DataError(
+            f"column {name!r} holds {len(column.values)} distinct texts, such as "
+            f"{column.values[0]!r}, and a category may have {MOST_CLASSES}: leave the "
+            "column out, or list its values in a schema"
+        )
+    return Categorical(column.values)
+
+
+def _bounds(name: str, numbers: Column) -> Numeric:
+    """Return the smallest and the largest value as bounds."""
+    values = np.asarray(numbers)
+    bad = ~np.isfinite(values)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise DataError(
+            f"column {name!r} holds {values[row]} in row {row} (counted from 0), not a "
+            "finite number: replace it, or drop the row"
+        )
+    low, high = float(values.min()), float(values.max())
+    if low == high:  # a constant: any range around it will do
+        low, high = low - max(1.0, abs(low)), high + max(1.0, abs(high))
+    return Numeric(low, high)
+
+
+def _target(label: str, column: Column) -> Feature:
+    """Tell classes from numbers to predict."""
+    if not isinstance(column, Coded):
+        bounds = _bounds(label, column)
+        if len(np.unique(column)) > MOST_NUMERIC_CLASSES:
+            return bounds
+    classes = as_coded(column).values
+    if len(classes) < 2:
+        shown = repr(classes[0]) if classes else "none"
+        raise DataError(
+            f"label {label!r} has one class, {shown}, and needs at least 2: check the "
+            "column, or list the classes in a schema"
+        )
+    if len(classes) > MOST_CLASSES:
+        raise DataError(
+            f"label {label!r} has {len(classes)} distinct texts, such as "
+            f"{classes[0]!r}, and classification allows {MOST_CLASSES}: choose another "
+            "column, or a numeric one for regression"
+        )
+    return Categorical(classes)
+
+
+def _check_mixed(name: str, column: Coded) -> None:
+    """Refuse a column of numbers which a few words have turned into text."""
+    words = [value for value in column.values if not _is_number(value)]
+    if words and len(column.values) - len(words) > MOST_NUMERIC_CLASSES:
+        code = column.values.index(words[0])
+        row = int(np.argmax(column.codes == code))
+        raise DataError(
+            f"column {name!r} mixes numbers and text, {words[0]!r} in row {row} "
+            "(counted from 0): make it one of the two, or empty the cell"
+        )
+
+
+def _is_number(text: str) -> bool:
+    """Return whether the text reads as a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

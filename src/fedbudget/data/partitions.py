@@ -1,0 +1,215 @@
+"""Ways to deal the rows of one table out to devices, each from a seed.
+
+Every function returns one device id (0 .. M-1) per row, and leaves no device empty.
+For the command line a partition has a name: ``iid:16`` (even shares), ``size:60,40``
+(counts, or shares such as ``size:0.7,0.3``), ``dirichlet:16:0.3`` (skewed labels) or
+``column:sensor_id`` (what the table says).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedbudget.errors import InvalidInputError
+
+DeviceIds: TypeAlias = NDArray[np.int64]
+Dissimilarity: TypeAlias = Literal["iid", "mild", "strong"]
+
+SPELLINGS = "iid:16, size:60,40, dirichlet:16:0.3 or column:NAME"
+
+
+def generator(seed: int, *, stream: int = 0) -> np.random.Generator:
+    """Return the random numbers of a seed; streams of one seed are independent.
+
+    >>> generator(7).random() == generator(7, stream=1).random()
+    False
+    """
+    if seed < 0:
+        raise InvalidInputError(f"seed must be zero or positive, got {seed}: use 0")
+    return np.random.default_rng((seed, stream))
+
+
+def by_column(values: ArrayLike) -> DeviceIds:
+    """Give each distinct value its own device, in sorted order.
+
+    >>> by_column(["b", "a", "b"]).tolist()
+    [1, 0, 1]
+    """
+    _, ids = np.unique(np.asarray(values), return_inverse=True)
+    return np.asarray(ids, dtype=np.int64).reshape(-1)
+
+
+def iid(num_rows: int, num_devices: int, *, seed: int = 0) -> DeviceIds:
+    """Shuffle the rows and deal them out evenly: sizes differ by at most one.
+
+    >>> np.bincount(iid(10, 4)).tolist()
+    [3, 3, 2, 2]
+    """
+    _check_enough_rows(num_rows, num_devices)
+    ids = np.arange(num_rows, dtype=np.int64) % num_devices
+    return generator(seed).permutation(ids)
+
+
+def by_size(num_rows: int, sizes: Sequence[float], *, seed: int = 0) -> DeviceIds:
+    """Deal shuffled rows out in the given sizes: counts (int) or shares (float).
+
+    Counts must add up to the number of rows, shares to one.
+
+    >>> np.bincount(by_size(10, [0.7, 0.3])).tolist()
+    [7, 3]
+    """
+    given = np.asarray(sizes)
+    if given.ndim != 1 or not given.size or not bool(np.all(given > 0)):
+        raise InvalidInputError(
+            f"sizes must be a list of positive numbers, got {sizes}: "
+            "give one count or one share per device"
+        )
+    _check_enough_rows(num_rows, len(given))
+    counts = given if given.dtype.kind in "iu" else _counts(num_rows, given)
+    if counts.sum() != num_rows:
+        raise InvalidInputError(
+            f"sizes add up to {counts.sum()} rows, the table has {num_rows}: "
+            "correct the counts, or give shares that add up to 1"
+        )
+    ids = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    return generator(seed).permutation(ids)
+
+
+def dirichlet(
+    labels: ArrayLike, num_devices: int, alpha: float, *, seed: int = 0
+) -> DeviceIds:
+    """Skew the labels: each class is shared out by its own Dirichlet(alpha) draw.
+
+    A small alpha gives devices with few classes and unlike sizes. Each device first
+    gets one row at random, so that none stays empty.
+
+    >>> ids = dirichlet([0, 1] * 50, 4, 0.3)
+    >>> np.unique(ids).tolist()
+    [0, 1, 2, 3]
+    """
+    y = np.asarray(labels)
+    _check_enough_rows(len(y), num_devices)
+    if not 0 < alpha < inf:
+        raise InvalidInputError(
+            f"alpha must be positive and finite, got {alpha}: 0.1 is a strong skew, "
+            "10 nearly none"
+        )
+    rng = generator(seed)
+    order = rng.permutation(len(y))
+    ids = np.empty(len(y), dtype=np.int64)
+    ids[order[:num_devices]] = np.arange(num_devices)
+    rest = order[num_devices:]
+    classes = np.unique(y)
+    for (
+        value
+    ) in classes:  # over all classes, so that the draws do not depend on `order`
+        shares = np.cumsum(rng.dirichlet(np.full(num_devices, alpha)))
+        rows = rest[y[rest] == value]
+        drawn = np.searchsorted(shares, rng.random(len(rows)), side="right")
+        ids[rows] = np.minimum(drawn, num_devices - 1)
+    return ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A way to deal rows out, as `parse_partition` reads it off a string."""
+
+    kind: Literal["iid", "size", "dirichlet", "column"]
+    num_devices: int = 0
+    sizes: tuple[float, ...] = ()
+    alpha: float = 0.0
+    column: str = ""
+
+    @property
+    def dissimilarity(self) -> Dissimilarity:
+        """How unlike the devices are, as far as the recipe alone tells."""
+        if self.kind == "column":
+            return "mild"
+        return "strong" if self.kind == "dirichlet" else "iid"
+
+    def device_ids(self, labels: NDArray[Any], *, seed: int = 0) -> DeviceIds:
+        """Return one device id per label; not for ``column``, which a table holds."""
+        if self.kind == "iid":
+            return iid(len(labels), self.num_devices, seed=seed)
+        if self.kind == "size":
+            return by_size(len(labels), self.sizes, seed=seed)
+        if self.kind == "column":
+            raise InvalidInputError(
+                f"partition 'column:{self.column}' needs the table: use from_table"
+            )
+        if labels.dtype.kind == "f":
+            raise InvalidInputError(
+                "partition 'dirichlet' skews classes, and these labels are numbers: "
+                "use iid, size or column"
+            )
+        return dirichlet(labels, self.num_devices, self.alpha, seed=seed)
+
+
+def parse_partition(text: str) -> Partition:
+    """Read a partition's name.
+
+    >>> parse_partition("dirichlet:16:0.3").num_devices
+    16
+    """
+    kind, _, rest = text.partition(":")
+    try:
+        if kind == "column" and rest:
+            return Partition(kind="column", column=rest)
+        if kind == "iid":
+            return Partition(kind="iid", num_devices=_positive(rest))
+        if kind == "size":
+            number = float if "." in rest or "e" in rest else int
+            sizes = tuple(number(part) for part in rest.split(","))
+            return Partition(kind="size", num_devices=len(sizes), sizes=sizes)
+        if kind == "dirichlet":
+            count, alpha = rest.split(":")
+            return Partition(
+                kind="dirichlet", num_devices=_positive(count), alpha=float(alpha)
+            )
+    except ValueError:
+        pass  # the one message below covers every way to misspell it
+    raise InvalidInputError(f"partition {text!r} is not known: write {SPELLINGS}")
+
+
+def _positive(text: str) -> int:
+    """Return a whole number of at least one."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _check_enough_rows(num_rows: int, num_devices: int) -> None:
+    """Refuse a partition which would leave a device empty."""
+    if num_devices < 1:
+        raise InvalidInputError(
+            f"num_devices must be at least 1, got {num_devices}: ask for one or more"
+        )
+    if num_rows < num_devices:
+        raise InvalidInputError(
+            f"num_devices is {num_devices}, but there are only {num_rows} rows: ask "
+            f"for at most {num_rows} devices"
+        )
+
+
+def _counts(num_rows: int, shares: NDArray[Any]) -> NDArray[np.int64]:
+    """Round shares to whole counts that add up (largest remainders first)."""
+    if not abs(float(shares.sum()) - 1) < 1e-6:
+        raise InvalidInputError(
+            f"shares add up to {float(shares.sum()):g}, not to 1: correct them, or "
+            "give whole counts"
+        )
+    exact = shares * num_rows
+    counts = np.asarray(np.floor(exact), dtype=np.int64)
+    missing = num_rows - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
+    if not counts.all():
+        raise InvalidInputError(
+            f"a share of {float(shares.min()):g} of {num_rows} rows is less than one "
+            "row: raise it or use fewer devices"
+        )
+    return counts

@@ -1,0 +1,159 @@
+"""Read a file or a frame into columns; every source goes through one pyarrow table."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbudget.data.columns import Coded, Column, as_coded, check_name
+from fedbudget.errors import DataError, MissingExtraError
+
+SUFFIXES = (".csv", ".csv.gz", ".parquet")
+
+# Empty cells of a CSV file. In a frame or a Parquet file only real nulls and NaN are.
+NULLS = ["", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null"]
+
+
+def read_table(source: Any) -> Any:
+    """Return a pyarrow table from a path, or from any frame that speaks Arrow.
+
+    Raises:
+        DataError: The source cannot be read, or has no rows or columns.
+        MissingExtraError: pyarrow is not installed.
+
+    >>> read_table({"age": [30, 40]}).num_rows
+    2
+    """
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise MissingExtraError("reading tables", "pyarrow") from None
+    try:
+        if isinstance(source, str | Path):
+            table = _read_file(Path(source))
+        else:
+            table = pa.table(source)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        detail = "; ".join(" ".join(str(arg).split()) for arg in error.args)
+        raise DataError(
+            f"the table mixes types or is damaged ({detail}): give each column one type"
+        ) from None
+    except TypeError:
+        raise DataError(
+            f"source is a {type(source).__name__}: pass a path ({', '.join(SUFFIXES)}) "
+            "or a pandas, polars or pyarrow frame"
+        ) from None
+    # A pandas index that is no plain range arrives as a column of this name.
+    kept = [n for n in table.column_names if not n.startswith("__index_level_")]
+    if len(set(kept)) < len(kept):
+        twice = next(name for name in kept if kept.count(name) > 1)
+        raise DataError(f"column {twice!r} is there twice: rename one of them")
+    if not table.num_rows or not kept:
+        raise DataError(
+            f"the table is empty, {table.num_rows} rows and {len(kept)} columns: give "
+            "at least one row"
+        )
+    return table.select(kept)
+
+
+def _read_file(path: Path) -> Any:
+    """Read a CSV or Parquet file."""
+    if not path.is_file():
+        raise DataError(f"file {str(path)!r} is not there: check the path")
+    name = path.name.lower()
+    if name.endswith(".parquet"):
+        from pyarrow import parquet
+
+        return parquet.read_table(path)
+    if not name.endswith((".csv", ".csv.gz")):
+        raise DataError(
+            f"file {str(path)!r} has suffix {path.suffix!r}, which is not known: use "
+            f"{' or '.join(SUFFIXES)}"
+        )
+    if not path.stat().st_size:
+        raise DataError(f"the table is empty: file {str(path)!r} has no header line")
+    from pyarrow import csv
+
+    options = csv.ConvertOptions(
+        null_values=NULLS,
+        strings_can_be_null=True,
+        true_values=["true", "True", "TRUE"],
+        false_values=["false", "False", "FALSE"],
+    )
+    return csv.read_csv(path, convert_options=options)
+
+
+def read_column(table: Any, name: str) -> Column:
+    """Return a column: numbers as float64, text and truth values coded.
+
+    >>> read_column(read_table({"b": [True, None]}), "b").codes.tolist()
+    [1, -1]
+    """
+    import pyarrow as pa
+
+    check_name(table.column_names, name)
+    array = _plain(table.column(name))
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        codes = array.cast(pa.int8()).fill_null(-1).to_numpy(zero_copy_only=False)
+        return Coded(codes=codes, values=("false", "true"))
+    if pa.types.is_large_string(kind):
+        return _coded_text(array)
+    if pa.types.is_null(kind):
+        return np.full(len(array), np.nan)
+    if not (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_decimal(kind)
+    ):
+        raise DataError(
+            f"column {name!r} has type {kind}, which is neither number, text nor truth "
+            "value: turn it into one of these, or leave it out"
+        )
+    numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return np.asarray(numbers, dtype=np.float64)
+
+
+def read_categories(table: Any, name: str) -> Coded:
+    """Return any column as categories in sorted order; whole numbers stay exact.
+
+    >>> read_categories(read_table({"id": [10, 9, 10]}), "id").values
+    ('9', '10')
+    """
+    import pyarrow as pa
+
+    check_name(table.column_names, name)
+    array = _plain(table.column(name))
+    if pa.types.is_floating(array.type) or pa.types.is_boolean(array.type):
+        return as_coded(read_column(table, name))
+    return _coded_text(array)
+
+
+def _plain(chunked: Any) -> Any:
+    """Return one array, dictionaries decoded and all text as large_string."""
+    import pyarrow as pa
+
+    kind = chunked.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
+        kind = pa.large_string()
+    array = chunked.cast(kind).combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # what older versions return for no chunk
+        array = pa.concat_arrays(array.chunks)
+    return array
+
+
+def _coded_text(array: Any) -> Coded:
+    """Code an array by its distinct values, sorted."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    encoded = array.dictionary_encode()
+    values = encoded.dictionary
+    order = compute.sort_indices(values).to_numpy()
+    rank = np.full(len(order) + 1, -1, dtype=np.int32)  # the last place is for code -1
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    text = values.take(pa.array(order)).cast(pa.large_string())
+    return Coded(codes=rank[codes], values=tuple(text.to_pylist()))

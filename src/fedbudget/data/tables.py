@@ -1,0 +1,192 @@
+"""Your own table as a data set: CSV, Parquet, pandas, polars or pyarrow."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedbudget.data.columns import Bools, Coded, Column, check_name, keep_rows, missing
+from fedbudget.data.dataset import Dataset, split_rows
+from fedbudget.data.inference import schema_from_rows
+from fedbudget.data.partitions import Partition, parse_partition
+from fedbudget.data.reading import read_categories, read_column, read_table
+from fedbudget.data.schema import Categorical, Schema
+from fedbudget.errors import DataError, InvalidInputError
+
+
+def from_table(
+    source: Any,
+    *,
+    label: str,
+    device: str | None = None,
+    schema: Schema | None = None,
+    partition: str | Partition | None = None,
+    seed: int = 0,
+    missing: Literal["error", "drop"] = "error",
+    name: str | None = None,
+    intercept: bool = True,
+) -> Dataset:
+    """Make a data set of a table: one row per sample, a column says whose it is.
+
+    Args:
+        source: A path (.csv, .csv.gz, .parquet), or a pandas, polars or pyarrow frame.
+        label: The column to predict. With a schema, it says which classes or bounds.
+            Without one, a numeric column of more than 20 distinct values is regression.
+        device: The column that names each row's device. Not a feature, unless the
+            schema lists it.
+        schema: Public bounds and categories. Without it they are read off the rows, and
+            a `NotPrivateWarning` says so.
+        partition: Instead of a device column, a way to deal the rows out: ``iid:16``,
+            ``size:60,40``, ``dirichlet:16:0.3`` or ``column:NAME``.
+        seed: Seeds the partition and the 80/10/10 split on every device.
+        missing: What to do with rows that have empty cells.
+        name: The data set's name; by default the file's.
+        intercept: Add a constant column. With a schema, the schema says.
+
+    Raises:
+        DataError: The table cannot be used as it is; the message says where and why.
+        MissingExtraError: pyarrow or scipy is not installed.
+
+    >>> schema = Schema.from_dict({
+    ...     "label": {"name": "alarm", "values": ["false", "true"]},
+    ...     "features": {"volts": {"low": 0, "high": 5}},
+    ... })
+    >>> table = {"volts": [1, 2, 3], "alarm": [True, False, True], "id": [7, 7, 9]}
+    >>> print(from_table(table, label="alarm", device="id", schema=schema))
+    table: 2 devices, 3 rows (2 train, 0 validation, 1 test), 2 columns, 2 classes, \
+dissimilarity mild
+    """
+    if missing not in ("error", "drop"):
+        raise InvalidInputError(
+            f"missing={missing!r} is not known: use 'error' or 'drop'"
+        )
+    way = _way(device, partition)
+    table = read_table(source)
+    by = way.column or device
+    columns = _columns(table, label=label, device=by, schema=schema)
+    owners = read_categories(table, by) if by is not None else None
+    columns, owners = _without_gaps(columns, owners, schema, drop=missing == "drop")
+    if schema is None:
+        schema = schema_from_rows(columns, label=label, intercept=intercept)
+    x, y = schema.encode(columns), schema.encode_label(columns[label])
+    if way.kind == "column" and owners is not None:
+        ids, names = np.asarray(owners.codes), owners.values
+    else:
+        ids = way.device_ids(y, seed=seed)
+        names = tuple(map(str, range(way.num_devices)))
+    train, validation, test = split_rows(x, y, ids, num_devices=len(names), seed=seed)
+    return Dataset(
+        name=name or _name_of(source),
+        train=train,
+        validation=validation,
+        test=test,
+        device_names=names,
+        feature_names=schema.feature_names,
+        classes=schema.classes,
+        dissimilarity=way.dissimilarity,
+    )
+
+
+def infer_schema(
+    source: Any, *, label: str, device: str | None = None, intercept: bool = True
+) -> Schema:
+    """Draft a schema from a table's rows, to be replaced by public knowledge.
+
+    Emits a `NotPrivateWarning`: bounds and categories are read off private rows, and no
+    guarantee covers them. Takes the sources that `from_table` takes.
+    """
+    table = read_table(source)
+    columns = _columns(table, label=label, device=device, schema=None)
+    complete, _ = _without_gaps(columns, None, None, drop=True)
+    return schema_from_rows(complete, label=label, intercept=intercept)
+
+
+def _way(device: str | None, partition: str | Partition | None) -> Partition:
+    """Return how rows find their devices."""
+    if partition is None:
+        if device is None:
+            raise InvalidInputError(
+                "neither device nor partition is given: name the device's column with "
+                "device=, or deal the rows out with partition='iid:16'"
+            )
+        return Partition(kind="column", column=device)
+    way = parse_partition(partition) if isinstance(partition, str) else partition
+    if way.column and device not in (None, way.column):
+        raise InvalidInputError(
+            f"device={device!r} and partition 'column:{way.column}' disagree: give one "
+            "of them"
+        )
+    return way
+
+
+def _columns(
+    table: Any, *, label: str, device: str | None, schema: Schema | None
+) -> dict[str, Column]:
+    """Read the label and the features: what the schema lists, or all the rest."""
+    check_name(table.column_names, label)
+    if device is not None:
+        check_name(table.column_names, device)
+    if device == label:
+        raise InvalidInputError(
+            f"label and device are both {label!r}: name two different columns"
+        )
+    if schema is None:
+        names = [name for name in table.column_names if name not in (label, device)]
+    elif schema.label != label:
+        raise InvalidInputError(
+            f"label is {label!r}, but the schema describes {schema.label!r}: make them "
+            "the same"
+        )
+    else:
+        names = list(schema.features)
+    return {name: read_column(table, name) for name in [*names, label]}
+
+
+def _without_gaps(
+    columns: dict[str, Column],
+    owners: Coded | None,
+    schema: Schema | None,
+    *,
+    drop: bool,
+) -> tuple[dict[str, Column], Coded | None]:
+    """Refuse or drop rows with an empty cell that the schema does not provide for."""
+    gaps = {n: missing(c) for n, c in columns.items() if not _allowed(schema, n)}
+    if owners is not None:
+        gaps["the device"] = missing(owners)
+    counts = {name: int(gap.sum()) for name, gap in gaps.items() if gap.any()}
+    if not counts:
+        return columns, owners
+    if not drop:
+        name, count = next(iter(counts.items()))
+        row = int(np.argmax(gaps[name]))
+        more = f" (and {len(counts) - 1} more columns)" if len(counts) > 1 else ""
+        raise DataError(
+            f"column {name!r} has {count} empty cells, the first in row {row} (counted "
+            f"from 0){more}: fill them, pass missing='drop', or say missing= in a "
+            "schema"
+        )
+    keep: Bools = ~np.logical_or.reduce(list(gaps.values()))
+    if not keep.any():
+        raise DataError(
+            f"no row is complete, {len(keep)} would be dropped: fill the empty cells "
+            f"of {', '.join(map(repr, counts))}"
+        )
+    kept = {name: keep_rows(column, keep) for name, column in columns.items()}
+    owned = None if owners is None else keep_rows(owners, keep)
+    return kept, owned if isinstance(owned, Coded) else None
+
+
+def _allowed(schema: Schema | None, name: str) -> bool:
+    """Return whether the schema gives an empty cell of this feature a meaning."""
+    kind = schema.features.get(name) if schema is not None else None
+    if kind is None:
+        return False
+    ignores = isinstance(kind, Categorical) and kind.other == "ignore"
+    return ignores or kind.missing is not None
+
+
+def _name_of(source: Any) -> str:
+    """Return a file's name without its suffixes."""
+    if not isinstance(source, str | Path):
+        return "table"
+    return Path(source).name.split(".", maxsplit=1)[0]
