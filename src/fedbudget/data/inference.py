@@ -37,7 +37,7 @@ def schema_from_rows(
         "private rows, and no privacy guarantee covers them; pass schema=Schema(...) "
         "with public bounds and categories instead",
         NotPrivateWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
     return Schema(features=features, label=label, target=target, intercept=intercept)
 

@@ -133,11 +133,13 @@ def _plain(chunked: Any) -> Any:
     """Return one array, dictionaries decoded and all text as large_string."""
     import pyarrow as pa
 
-    kind = chunked.type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
+    coded = pa.types.is_dictionary(chunked.type)
+    kind = chunked.type.value_type if coded else chunked.type
     if pa.types.is_string(kind) or pa.types.is_string_view(kind):
         kind = pa.large_string()
+    if coded:  # by hand: pyarrow cannot decode polars' string views itself
+        decoded = [c.dictionary.cast(kind).take(c.indices) for c in chunked.chunks]
+        chunked = pa.chunked_array(decoded, type=kind)
     array = chunked.cast(kind).combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # what older versions return for no chunk
         array = pa.concat_arrays(array.chunks)

@@ -1,0 +1,38 @@
+"""A small table that several tests read."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbudget.data import Categorical, Dataset, Numeric, Schema, from_table
+from fedbudget.errors import NotPrivateWarning
+
+SCHEMA = Schema(
+    features={
+        "volts": Numeric(0, 5),
+        "room": Categorical(("attic", "cellar", "hall")),
+        "indoor": Categorical(("false", "true")),
+    },
+    label="alarm",
+    target=Categorical(("no", "yes")),
+)
+
+
+def frame(n: int = 60) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "sensor": rng.integers(8, 12, n),
+            "volts": rng.random(n).round(6) * 5,
+            "room": np.array(["attic", "cellar", "hall"])[rng.integers(0, 3, n)],
+            "indoor": rng.random(n) < 0.5,
+            "alarm": np.where(rng.random(n) < 0.5, "yes", "no"),
+        }
+    )
+
+
+def inferred(source: Any, **options: Any) -> Dataset:
+    with pytest.warns(NotPrivateWarning):
+        return from_table(source, **options)

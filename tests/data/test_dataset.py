@@ -1,0 +1,144 @@
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from scipy.sparse import csr_array
+
+from fedbudget.data import Dataset, Part
+from fedbudget.data.dataset import split_rows
+from fedbudget.errors import DataError, InvalidInputError
+
+
+def make(num_classes: int | None, *, synthetic: bool = False) -> Dataset:
+    y = np.arange(40) % num_classes if num_classes else np.linspace(-1, 1, 40)
+    parts = split_rows(np.zeros((40, 3), np.float32), y, np.arange(40) % 2)
+    return Dataset(
+        name="toy",
+        train=parts[0],
+        validation=parts[1],
+        test=parts[2],
+        device_names=("a", "b"),
+        feature_names=("x", "y", "z"),
+        classes=tuple("abcdef"[:num_classes]) if num_classes else None,
+        dissimilarity="mild",
+        synthetic=synthetic,
+    )
+
+
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=12), seed=st.integers(0)
+)
+def test_every_row_lands_in_one_part_and_stays_on_its_device(
+    counts: list[int], seed: int
+) -> None:
+    n = sum(counts)
+    ids = np.random.default_rng(seed).permutation(np.repeat(range(len(counts)), counts))
+    rows = np.arange(n)
+    x = np.stack([rows, ids], axis=1).astype(np.float32)
+    parts = split_rows(x, rows, ids, seed=seed)
+    assert np.array_equal(np.sort(np.concatenate([p.y for p in parts])), rows)
+    for part in parts:
+        assert part.x.dtype == np.float32
+        for m in range(part.num_devices):
+            own_x, own_y = part.device(m)
+            assert np.all(own_x[:, 1] == m)
+            assert np.array_equal(np.asarray(own_x)[:, 0], own_y)
+    for m, count in enumerate(counts):
+        sizes = [int(part.sizes[m]) for part in parts]
+        assert sizes[0] == max(1, int(0.8 * count))
+        assert sizes[1] == int(0.9 * count) - int(0.8 * count)
+        assert sum(sizes) == count
+
+
+def test_sparse_rows_are_split_like_dense_ones() -> None:
+    x = np.eye(30, dtype=np.float32)
+    ids, y = np.arange(30) % 4, np.arange(30)
+    for dense, sparse in zip(
+        split_rows(x, y, ids, seed=3),
+        split_rows(csr_array(x), y, ids, seed=3),
+        strict=True,
+    ):
+        assert isinstance(sparse.x, csr_array)
+        assert np.array_equal(np.asarray(dense.x), sparse.x.toarray())
+        own = sparse.device(1)[0]
+        assert isinstance(own, csr_array)
+        assert np.array_equal(np.asarray(dense.device(1)[0]), own.toarray())
+
+
+def test_the_seed_decides_the_split() -> None:
+    x, y, ids = np.zeros((50, 1), np.float32), np.arange(50), np.arange(50) % 3
+    first, same, other = (split_rows(x, y, ids, seed=s)[0].y for s in (0, 0, 1))
+    assert np.array_equal(first, same)
+    assert not np.array_equal(first, other)
+
+
+def test_a_million_devices_split_in_seconds() -> None:
+    ids = np.random.default_rng(0).permutation(2_000_000) % 1_000_000
+    start = time.perf_counter()
+    train, _, test = split_rows(np.zeros((len(ids), 2), np.float32), ids, ids)
+    assert time.perf_counter() - start < 10
+    assert train.num_devices == 1_000_000
+    assert np.array_equal(train.y, np.arange(1_000_000))
+    assert np.array_equal(test.y, np.arange(1_000_000))
+
+
+def test_a_device_without_rows_is_refused() -> None:
+    x = np.zeros((2, 1), np.float32)
+    with pytest.raises(DataError, match="device 1 has no row"):
+        split_rows(x, np.zeros(2), [0, 2])
+    with pytest.raises(DataError, match="device 1 has no row"):
+        split_rows(x, np.zeros(2), [0, 0], num_devices=2)
+
+
+def test_parts_and_data_sets_that_do_not_fit_together_are_refused() -> None:
+    x = np.zeros((2, 1), np.float32)
+    with pytest.raises(DataError, match="offsets end at 3"):
+        Part(x=x, y=np.zeros(2), offsets=np.array([0, 3]))
+    with pytest.raises(DataError, match="never fall"):
+        Part(x=x, y=np.zeros(2), offsets=np.array([0, 3, 2]))
+    part = Part(x=x, y=np.zeros(2), offsets=np.array([0, 2]))
+    with pytest.raises(
+        InvalidInputError, match=r"device 1 is not there: choose 0 \.\. 0"
+    ):
+        part.device(1)
+    with pytest.raises(
+        DataError, match="1 devices and 1 columns, the names say 2 and 1"
+    ):
+        Dataset(
+            name="toy",
+            train=part,
+            validation=part,
+            test=part,
+            device_names=("a", "b"),
+            feature_names=("x",),
+            classes=None,
+            dissimilarity="iid",
+        )
+
+
+def test_one_line_says_what_it_is_and_that_it_is_synthetic() -> None:
+    assert str(make(2)) == (
+        "toy: 2 devices, 40 rows (32 train, 4 validation, 4 test), 3 columns, "
+        "2 classes, dissimilarity mild"
+    )
+    assert "SYNTHETIC" in str(make(2, synthetic=True))
+    assert "regression" in repr(make(None))
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "usual", "misfit"),
+    [(2, "logistic", "huber"), (4, "softmax", "hinge"), (None, "huber", "logistic")],
+)
+def test_a_problem_is_the_public_shape(
+    num_classes: int | None, usual: str, misfit: str
+) -> None:
+    data = make(num_classes)
+    problem = data.problem(l2=0.1)
+    assert problem.num_samples.tolist() == [16, 16] == data.num_samples.tolist()
+    assert (problem.dim, problem.dissimilarity) == (3, "mild")
+    assert problem.model.name == usual
+    assert problem.model.l2 == 0.1
+    assert data.problem(dissimilarity="strong").dissimilarity == "strong"
+    with pytest.raises(InvalidInputError, match=f"use .*{usual}"):
+        data.problem(loss=misfit)

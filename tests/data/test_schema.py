@@ -1,0 +1,177 @@
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from scipy.sparse import csr_array
+
+from fedbudget.data import Categorical, Numeric, Schema
+from fedbudget.errors import DataError, InvalidInputError
+
+YES_NO = Categorical(("no", "yes"))
+
+
+def make(features: dict[str, Any], *, intercept: bool = True) -> Schema:
+    return Schema(features=features, label="y", target=YES_NO, intercept=intercept)
+
+
+def dense(x: Any) -> Any:
+    return (x.toarray() if isinstance(x, csr_array) else x).astype(np.float64)
+
+
+@given(
+    numbers=st.lists(
+        st.lists(st.floats(-1e6, 1e6), min_size=4, max_size=4), min_size=1, max_size=20
+    ),
+    bound=st.floats(1e-3, 1e6),
+    width=st.sampled_from([2, 60]),
+    intercept=st.booleans(),
+)
+def test_every_row_is_in_the_unit_ball_exactly(
+    numbers: list[list[float]], bound: float, width: int, intercept: bool
+) -> None:
+    columns: dict[str, Any] = {f"n{j}": c for j, c in enumerate(np.array(numbers).T)}
+    columns["k"] = [str(j % width) for j in range(len(numbers))]
+    features: dict[str, Any] = {f"n{j}": Numeric(-bound, bound) for j in range(4)}
+    features["k"] = Categorical(tuple(map(str, range(width))))
+    x = make(features, intercept=intercept).encode(columns)
+    assert x.dtype == np.float32
+    assert isinstance(x, csr_array) == (width == 60)
+    assert np.linalg.norm(dense(x), axis=1).max() <= 1
+
+
+@given(
+    value=st.floats(allow_nan=False, allow_infinity=False),
+    other=st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_rows_are_encoded_one_by_one(value: float, other: float) -> None:
+    schema = make({"a": Numeric(-5, 5), "b": Numeric(0, 1)})
+    alone = schema.encode({"a": [value], "b": [0.25]})
+    beside = schema.encode({"a": [value, other], "b": [0.25, 0.5]})
+    assert np.array_equal(dense(alone)[0], dense(beside)[0])
+
+
+def test_encoding_by_hand() -> None:
+    features = {"age": Numeric(0, 100), "sex": Categorical(("f", "m"))}
+    x = make(features).encode({"age": [50, 100, 900], "sex": ["f", "m", "m"]})
+    # (0, 1, 0, 1) has norm sqrt(2), (1, 0, 1, 1) has sqrt(3); 900 is clipped to 100.
+    expected = [
+        np.array([0, 1, 0, 1]) / 2**0.5,
+        np.array([1, 0, 1, 1]) / 3**0.5,
+        np.array([1, 0, 1, 1]) / 3**0.5,
+    ]
+    assert np.allclose(dense(x), expected, atol=2e-7)
+    small = make({"age": Numeric(0, 100)}, intercept=False).encode({"age": [75]})
+    assert dense(small).tolist() == [[0.5]]  # inside the ball: left as it is
+
+
+def test_dense_and_sparse_hold_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = {
+        "a": Numeric(0, 1),
+        "k": Categorical(tuple(map(str, range(40))), other="ignore"),
+    }
+    columns: dict[str, Any] = {"a": [0.1, 0.5, 0.9], "k": ["3", "none", "39"]}
+    sparse = make(features).encode(columns)
+    monkeypatch.setattr("fedbudget.data.schema.SPARSE_SHARE", 0.0)
+    assert isinstance(sparse, csr_array)
+    assert np.array_equal(dense(sparse), dense(make(features).encode(columns)))
+
+
+def test_a_value_outside_the_list_is_refused_or_becomes_zeros() -> None:
+    columns = {"k": ["a", "z"]}
+    with pytest.raises(
+        DataError, match=r"'k' holds 'z' in row 1 .* add it to the schema"
+    ):
+        make({"k": Categorical(("a", "b"))}).encode(columns)
+    lenient = make({"k": Categorical(("a", "b"), other="ignore")}, intercept=False)
+    assert dense(lenient.encode(columns))[1].tolist() == [0, 0]
+
+
+def test_an_empty_cell_is_refused_or_means_what_the_schema_says() -> None:
+    columns: dict[str, Any] = {"k": ["a", None], "n": [0.0, np.nan]}
+    with pytest.raises(DataError, match="'k' holds no value in row 1"):
+        make({"k": Categorical(("a", "b"))}).encode(columns)
+    with pytest.raises(DataError, match=r"'n' holds nan in row 1"):
+        make({"n": Numeric(0, 2)}).encode(columns)
+    kinds = {"k": Categorical(("a", "b"), missing="b"), "n": Numeric(0, 2, missing=1)}
+    x = dense(make(kinds, intercept=False).encode(columns))
+    assert x[1, :2].tolist() == [0, pytest.approx(1)]
+    assert x[1, 2] == 0
+
+
+def test_wrong_columns_are_refused() -> None:
+    schema = make({"age": Numeric(0, 1)})
+    with pytest.raises(DataError, match=r"'age' is not in .* did you mean 'ages'\?"):
+        schema.encode({"ages": [1.0]})
+    with pytest.raises(DataError, match="'age' holds text, such as 'old'"):
+        schema.encode({"age": ["old"]})
+    with pytest.raises(DataError, match="'age' holds inf in row 0"):
+        schema.encode({"age": [np.inf]})
+
+
+def test_labels_are_class_indices_or_scaled_numbers() -> None:
+    schema = make({"a": Numeric(0, 1)})
+    assert schema.encode_label(["yes", "no"]).tolist() == [1, 0]
+    with pytest.raises(DataError, match="'y' holds 'maybe' in row 0"):
+        schema.encode_label(["maybe"])
+    real = Schema(features=schema.features, label="y", target=Numeric(0, 10))
+    assert real.classes is None
+    assert real.encode_label([0, 5, 99]).tolist() == [-1, 0, 1]
+    numbered = Schema(
+        features=schema.features, label="y", target=Categorical(("0", "1"))
+    )
+    assert numbered.encode_label(np.array([1, 0])).tolist() == [1, 0]
+    lenient = Categorical(("0", "1"), other="ignore")
+    with pytest.raises(DataError, match="no class"):
+        Schema(features=schema.features, label="y", target=lenient).encode_label(["2"])
+
+
+def test_a_schema_survives_json_and_pickle() -> None:
+    schema = Schema(
+        features={
+            "a": Numeric(0, 1.5, missing=1),
+            "k": Categorical(["u", "v"], missing="u", other="ignore"),
+        },
+        label="y",
+        target=YES_NO,
+        intercept=False,
+    )
+    assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+    assert pickle.loads(pickle.dumps(schema)) == schema
+
+
+@pytest.mark.parametrize(
+    ("make_it", "message"),
+    [
+        (lambda: Numeric(1, 1), "low must be below high"),
+        (lambda: Numeric(-1.7e308, 1.7e308), "low must be below high"),
+        (lambda: Numeric(0, 1, missing=2), "missing=2 is outside"),
+        (lambda: Categorical("abc"), "list each category once"),
+        (lambda: Categorical(()), "at least one"),
+        (lambda: Categorical(("a", "a")), "distinct"),
+        (lambda: Categorical(("a",), missing="b"), "not among the values"),
+        (lambda: make({}), "features is empty"),
+        (lambda: make({"y": Numeric(0, 1)}), "also a feature"),
+        (
+            lambda: Schema(
+                features={"a": YES_NO}, label="y", target=Categorical(("no",))
+            ),
+            "has one class, 'no'",
+        ),
+        (lambda: Schema.from_dict({}), "not a schema"),
+        (
+            lambda: Schema.from_dict(
+                {
+                    "label": {"name": "y", "low": 0, "high": 1},
+                    "features": {"a": {"lo": 0}},
+                }
+            ),
+            "'a' is not described well",
+        ),
+    ],
+)
+def test_a_schema_that_makes_no_sense_is_refused(make_it: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        make_it()

@@ -1,0 +1,121 @@
+import builtins
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from fedbudget.data import Categorical, Schema, from_table
+from fedbudget.errors import DataError, InvalidInputError, MissingExtraError
+from tests.data.examples import SCHEMA, frame
+
+BAD_TABLES: dict[str, tuple[Callable[[pd.DataFrame], Any], str]] = {
+    "not a table": (lambda df: 7, "source is a int: pass a path"),
+    "empty": (lambda df: df[:0], "the table is empty, 0 rows"),
+    "no label": (lambda df: df.rename(columns={"alarm": "alarms"}), "mean 'alarms'"),
+    "no device": (lambda df: df.drop(columns="sensor"), "'sensor' is not in the table"),
+    "one class": (lambda df: df.assign(alarm="no"), "'alarm' has one class, 'no'"),
+    "infinite": (lambda df: df.assign(volts=np.inf), "'volts' holds inf in row 0"),
+    "infinite label": (lambda df: df.assign(alarm=-np.inf), "'alarm' holds -inf"),
+    "no feature": (lambda df: df[["sensor", "alarm"]], "no feature column besides"),
+    "empty device": (
+        lambda df: df.assign(sensor=np.array([np.nan] + [1] * 59)),
+        "'the device' has 1 empty cells, the first in row 0",
+    ),
+    "mixed objects": (
+        lambda df: df.assign(volts=[1, "a"] * 30),
+        "mixes types .*volts.*: give each column one type",
+    ),
+    "mixed text": (
+        lambda df: df.assign(volts=["broken", *map(str, range(59))]),
+        "'volts' mixes numbers and text, 'broken' in row 0",
+    ),
+    "dates": (
+        lambda df: df.assign(day=datetime.date(2024, 1, 1)),
+        r"'day' has type date32.* neither number, text nor truth",
+    ),
+    "two of a name": (
+        lambda df: pa.Table.from_pandas(df).rename_columns(
+            ["sensor", "volts", "volts", "indoor", "alarm"]
+        ),
+        "'volts' is there twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_a_bad_table_is_refused_in_one_line(case: str) -> None:
+    spoil, message = BAD_TABLES[case]
+    with pytest.raises(DataError, match=message) as caught:
+        from_table(spoil(frame()), label="alarm", device="sensor")
+    assert "\n" not in str(caught.value)
+
+
+def test_too_many_categories_are_refused() -> None:
+    names = [f"row {j}" for j in range(1200)]
+    df = frame(1200).assign(room=names)
+    with pytest.raises(DataError, match="'room' holds 1200 distinct texts"):
+        from_table(df, label="alarm", device="sensor")
+    df = frame(1200).assign(alarm=names)
+    with pytest.raises(DataError, match="'alarm' has 1200 distinct texts"):
+        from_table(df, label="alarm", device="sensor")
+
+
+def test_bad_files_are_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"label": "alarm", "device": "sensor"}
+    with pytest.raises(DataError, match=r"nowhere\.csv' is not there"):
+        from_table(tmp_path / "nowhere.csv", **options)
+    for name, message in (
+        ("t.xlsx", r"suffix '\.xlsx', .* use \.csv or"),
+        ("t.csv", "has no header line"),
+        ("t.parquet", "damaged"),
+    ):
+        (tmp_path / name).touch()
+        with pytest.raises(DataError, match=message):
+            from_table(tmp_path / name, **options)
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n3\n")
+    with pytest.raises(DataError, match="damaged"):
+        from_table(tmp_path / "t.csv", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "neither device nor partition is given"),
+        ({"device": "a", "partition": "column:b"}, "disagree"),
+        ({"partition": "even:4"}, "not known: write"),
+        ({"device": "alarm"}, "both 'alarm'"),
+        ({"device": "sensor", "missing": "fill"}, "use 'error' or 'drop'"),
+        ({"device": "sensor", "label": "room", "schema": SCHEMA}, "describes 'alarm'"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        from_table(frame(), **{"label": "alarm", **options})
+
+
+def test_a_missing_package_is_named_with_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **more: Any) -> Any:
+        if name.split(".")[0] in ("pyarrow", "scipy"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    df = frame()
+    wide = Schema(
+        features={"room": Categorical([*"abcdefgh", "hall"])},
+        label="alarm",
+        target=SCHEMA.target,
+    )
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtraError, match=r"pyarrow.*fedbudget\[lab\]"):
+        from_table(df, label="alarm", device="sensor")
+    with pytest.raises(MissingExtraError, match=r"scipy.*fedbudget\[lab\]"):
+        wide.encode({"room": ["hall"]})
