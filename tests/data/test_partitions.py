@@ -105,7 +105,7 @@ def test_refusals_name_the_value_and_the_remedy() -> None:
         by_size(10, [10, 0])
     with pytest.raises(InvalidInputError, match="alpha must be positive"):
         dirichlet([0, 1], 2, 0.0)
-    with pytest.raises(InvalidInputError, match="seed must be zero or positive"):
+    with pytest.raises(InvalidInputError, match="seed must be a whole number"):
         iid(3, 2, seed=-1)
     with pytest.raises(InvalidInputError, match="skews classes"):
         parse_partition("dirichlet:2:1").device_ids(np.zeros(4))

@@ -24,7 +24,7 @@ BAD_TABLES: dict[str, tuple[Callable[[pd.DataFrame], Any], str]] = {
     "no feature": (lambda df: df[["sensor", "alarm"]], "no feature column besides"),
     "empty device": (
         lambda df: df.assign(sensor=np.array([np.nan] + [1] * 59)),
-        "'the device' has 1 empty cells, the first in row 0",
+        "'sensor' has 1 empty cells, the first in row 0",
     ),
     "mixed objects": (
         lambda df: df.assign(volts=[1, "a"] * 30),
@@ -38,6 +38,16 @@ BAD_TABLES: dict[str, tuple[Callable[[pd.DataFrame], Any], str]] = {
         lambda df: df.assign(day=datetime.date(2024, 1, 1)),
         r"'day' has type date32.* neither number, text nor truth",
     ),
+    "a list": (lambda df: [1, 2], "source is a list: pass a path"),
+    "bytes as device": (
+        lambda df: df.assign(sensor=[b"1", b"2"] * 30),
+        "'sensor' has type binary, which cannot name a device",
+    ),
+    "too far": (
+        lambda df: df.assign(volts=[1.7e308, -1.7e308] * 30),
+        "'volts' reaches from .* too far to scale",
+    ),
+    "capital letter": (lambda df: df.rename(columns={"alarm": "ALARM"}), "n 'ALARM'"),
     "two of a name": (
         lambda df: pa.Table.from_pandas(df).rename_columns(
             ["sensor", "volts", "volts", "indoor", "alarm"]
@@ -73,10 +83,14 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
         ("t.xlsx", r"suffix '\.xlsx', .* use \.csv or"),
         ("t.csv", "has no header line"),
         ("t.parquet", "damaged"),
+        ("t.csv.gz", "has no header line"),
     ):
         (tmp_path / name).touch()
         with pytest.raises(DataError, match=message):
             from_table(tmp_path / name, **options)
+    (tmp_path / "t.csv.gz").write_bytes(b"not packed")
+    with pytest.raises(DataError, match="cannot be read"):
+        from_table(tmp_path / "t.csv.gz", **options)
     (tmp_path / "t.csv").write_text("a,b\n1,2\n3\n")
     with pytest.raises(DataError, match="damaged"):
         from_table(tmp_path / "t.csv", **options)

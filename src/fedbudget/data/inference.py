@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from math import inf
 
 import numpy as np
 
@@ -67,6 +68,11 @@ def _bounds(name: str, numbers: Column) -> Numeric:
             "finite number: replace it, or drop the row"
         )
     low, high = float(values.min()), float(values.max())
+    if high - low == inf:
+        raise DataError(
+            f"column {name!r} reaches from {low} to {high}, too far to scale: divide "
+            "it by a power of ten"
+        )
     if low == high:  # a constant: any range around it will do
         low, high = low - max(1.0, abs(low)), high + max(1.0, abs(high))
     return Numeric(low, high)

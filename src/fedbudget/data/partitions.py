@@ -28,8 +28,10 @@ def generator(seed: int, *, stream: int = 0) -> np.random.Generator:
     >>> generator(7).random() == generator(7, stream=1).random()
     False
     """
-    if seed < 0:
-        raise InvalidInputError(f"seed must be zero or positive, got {seed}: use 0")
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise InvalidInputError(
+            f"seed must be a whole number, zero or more, got {seed!r}: use 0"
+        )
     return np.random.default_rng((seed, stream))
 
 

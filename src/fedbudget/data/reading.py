@@ -33,12 +33,18 @@ def read_table(source: Any) -> Any:
             table = _read_file(Path(source))
         else:
             table = pa.table(source)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except DataError:
+        raise
+    except pa.ArrowException as error:
         detail = "; ".join(" ".join(str(arg).split()) for arg in error.args)
         raise DataError(
             f"the table mixes types or is damaged ({detail}): give each column one type"
         ) from None
-    except TypeError:
+    except OSError as error:
+        raise DataError(
+            f"file {str(source)!r} cannot be read ({error}): check that it is whole"
+        ) from None
+    except (TypeError, ValueError):
         raise DataError(
             f"source is a {type(source).__name__}: pass a path ({', '.join(SUFFIXES)}) "
             "or a pandas, polars or pyarrow frame"
@@ -124,6 +130,11 @@ def read_categories(table: Any, name: str) -> Coded:
 
     check_name(table.column_names, name)
     array = _plain(table.column(name))
+    if pa.types.is_binary(array.type) or pa.types.is_nested(array.type):
+        raise DataError(
+            f"column {name!r} has type {array.type}, which cannot name a device: use "
+            "text or numbers"
+        )
     if pa.types.is_floating(array.type) or pa.types.is_boolean(array.type):
         return as_coded(read_column(table, name))
     return _coded_text(array)

@@ -64,8 +64,8 @@ dissimilarity mild
     table = read_table(source)
     by = way.column or device
     columns = _columns(table, label=label, device=by, schema=schema)
-    owners = read_categories(table, by) if by is not None else None
-    columns, owners = _without_gaps(columns, owners, schema, drop=missing == "drop")
+    owned = None if by is None else (by, read_categories(table, by))
+    columns, owners = _without_gaps(columns, owned, schema, drop=missing == "drop")
     if schema is None:
         schema = schema_from_rows(columns, label=label, intercept=intercept)
     x, y = schema.encode(columns), schema.encode_label(columns[label])
@@ -144,15 +144,16 @@ def _columns(
 
 def _without_gaps(
     columns: dict[str, Column],
-    owners: Coded | None,
+    owned: tuple[str, Coded] | None,
     schema: Schema | None,
     *,
     drop: bool,
 ) -> tuple[dict[str, Column], Coded | None]:
     """Refuse or drop rows with an empty cell that the schema does not provide for."""
+    owners = owned[1] if owned is not None else None
     gaps = {n: missing(c) for n, c in columns.items() if not _allowed(schema, n)}
-    if owners is not None:
-        gaps["the device"] = missing(owners)
+    if owned is not None:  # a device must always have a name
+        gaps[owned[0]] = missing(owned[1])
     counts = {name: int(gap.sum()) for name, gap in gaps.items() if gap.any()}
     if not counts:
         return columns, owners
@@ -172,8 +173,8 @@ def _without_gaps(
             f"of {', '.join(map(repr, counts))}"
         )
     kept = {name: keep_rows(column, keep) for name, column in columns.items()}
-    owned = None if owners is None else keep_rows(owners, keep)
-    return kept, owned if isinstance(owned, Coded) else None
+    left = None if owners is None else keep_rows(owners, keep)
+    return kept, left if isinstance(left, Coded) else None
 
 
 def _allowed(schema: Schema | None, name: str) -> bool:
