@@ -69,6 +69,8 @@ class Prices:
 
     def step_cost(self, *, batch_size: ArrayLike) -> Array:
         """Return what one local step costs each device."""
+        if np.all(floats(self.computation_per_sample) == 0):
+            return floats(self.computation)
         per_sample = floats(self.computation_per_sample) * floats(batch_size)
         return floats(self.computation) + per_sample
 

@@ -1,0 +1,242 @@
+"""The joint planner: tau, rounds, learning rate, momentum, batches and weights at once.
+
+Every candidate is affordable before it is scored, and is scored by the spectral model;
+nothing is rounded afterwards, and no private row is read.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.checks import Array, floats
+from fedbudget.planning.affordable import max_rounds, rounds_grid, tau_grid
+from fedbudget.planning.choices import Choice, Setting
+from fedbudget.planning.spectral import Response, Schedule, Spectrum, respond
+from fedbudget.planning.weighting import (
+    Weighting,
+    balanced,
+    candidate_weights,
+    target_weights,
+)
+
+# Local steps of a smooth convex loss do not diverge below 2 / smoothness.
+STABLE = 1.9
+
+# Among plans whose predicted losses differ by less than this share, the cheapest wins.
+_TIE = 0.002
+
+_MOMENTA = np.array([0.0, 0.4, 0.7, 0.85])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Candidates:
+    """One way to batch: what its noise and its weights come to."""
+
+    batch_size: NDArray[np.int64]
+    variance: Array  # of the noise of one device in a run of one step
+    target: Array
+    weighting: Weighting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The best candidate of a search."""
+
+    tau: int
+    rounds: int
+    learning_rate: float
+    momentum: float
+    kappa: float
+    loss: float
+    parts: dict[str, float]  # what the loss is made of
+
+
+def choose_joint(setting: Setting) -> Choice:
+    """Return the affordable choice with the lowest predicted loss."""
+    spectrum = Spectrum.of(setting.problem)
+    options = [_candidates(setting, batch) for batch in _batches(setting)]
+    found = [_search(setting, spectrum, option) for option in options]
+    best = min(range(len(found)), key=lambda index: found[index].loss)
+    chosen, option = found[best], options[best]
+    weights = balanced(chosen.kappa, option.target, option.variance)
+    return Choice(
+        tau=chosen.tau,
+        rounds=chosen.rounds,
+        learning_rate=chosen.learning_rate,
+        momentum=chosen.momentum,
+        batch_size=option.batch_size,
+        weights=weights,
+        predicted_loss=chosen.loss,
+        reasons=tuple(_reasons(setting, option, chosen, weights)),
+    )
+
+
+def _batches(setting: Setting) -> Iterator[NDArray[np.int64]]:
+    """Yield the batch sizes to try: smaller ones only where samples have a price."""
+    sizes = setting.problem.num_samples
+    if setting.batch_size is not None:
+        yield setting.batch_size
+        return
+    yield sizes
+    if np.any(floats(setting.prices.computation_per_sample) > 0):
+        for halvings in range(1, 8):
+            yield np.maximum(1, sizes >> halvings)
+
+
+def _candidates(setting: Setting, batch_size: NDArray[np.int64]) -> Candidates:
+    problem = setting.problem
+    variance = setting.unit_noise(batch_size) ** 2
+    target = target_weights(problem, setting.weights)
+    sampling = 1 / batch_size - 1 / problem.num_samples
+    return Candidates(
+        batch_size=batch_size,
+        variance=variance,
+        target=target,
+        weighting=candidate_weights(
+            target, variance, sampling, planned=setting.weights == "auto"
+        ),
+    )
+
+
+def _search(setting: Setting, spectrum: Spectrum, option: Candidates) -> Found:
+    """Score a coarse grid, then a fine one around its best point."""
+    limit = STABLE / setting.problem["smoothness"]
+    given = setting.learning_rate
+    rates = limit * np.geomspace(1e-3, 1, 13) if given is None else np.array([given])
+    budget, batch = setting.budget, option.batch_size
+    coarse = [
+        (tau, rounds)
+        for tau in tau_grid(budget, setting.prices, batch_size=batch)
+        for rounds in rounds_grid(
+            max_rounds(budget, setting.prices, tau=tau, batch_size=batch)
+        )
+    ]
+    best = _score(setting, spectrum, option, coarse, rates, _MOMENTA)
+    taus = {round(best.tau * factor) for factor in np.linspace(0.8, 1.25, 7)}
+    fine = []
+    for tau in sorted(tau for tau in taus | {best.tau} if tau > 0):
+        most = max_rounds(budget, setting.prices, tau=tau, batch_size=batch)
+        near = {most, best.rounds, best.rounds - 1, best.rounds + 1}
+        fine += [(tau, rounds) for rounds in sorted(near) if 0 < rounds <= most]
+    if given is None:
+        rates = np.unique(
+            np.minimum(best.learning_rate * np.geomspace(0.6, 1.7, 9), limit)
+        )
+    momenta = np.clip(np.round(best.momentum + np.linspace(-0.2, 0.2, 9), 2), 0, 0.9)
+    refined = _score(setting, spectrum, option, fine, rates, momenta)
+    return min(best, refined, key=lambda found: found.loss)
+
+
+def _score(
+    setting: Setting,
+    spectrum: Spectrum,
+    option: Candidates,
+    pairs: list[tuple[int, int]],
+    rates: Array,
+    momenta: Array,
+) -> Found:
+    """Return the best of all combinations; the cheapest among those as good as it."""
+    schedule = _combine(pairs, rates, np.unique(momenta))
+    response = respond(
+        spectrum, schedule, variance=setting.problem["gradient_variance"]
+    )
+    steps = schedule.tau * schedule.rounds
+    # The weights that suit a candidate depend on its noise: try every weighting.
+    parts = _parts(setting, response, steps, option.weighting)
+    loss = np.sum(list(parts.values()), axis=0)
+    best = loss.min(axis=1)
+    cost = np.mean(setting.prices.communication) * schedule.rounds
+    cost = (
+        cost + np.mean(setting.prices.step_cost(batch_size=option.batch_size)) * steps
+    )
+    good = np.flatnonzero(best <= best.min() * (1 + _TIE))
+    index = good[np.lexsort((best[good], schedule.tau[good], cost[good]))[0]]
+    which = int(np.argmin(loss[index]))
+    return Found(
+        tau=int(schedule.tau[index]),
+        rounds=int(schedule.rounds[index]),
+        learning_rate=float(schedule.learning_rate[index]),
+        momentum=float(schedule.momentum[index]),
+        kappa=float(option.weighting.kappa[which]),
+        loss=float(loss[index, which]),
+        parts={name: float(part[index, which]) for name, part in parts.items()},
+    )
+
+
+def _combine(pairs: list[tuple[int, int]], rates: Array, momenta: Array) -> Schedule:
+    """Lay out all combinations; momentum needs a few rounds to be of use."""
+    with_momentum = np.array([pair for pair in pairs if pair[1] > 2]).reshape(-1, 2)
+    tables = [
+        _product(np.array(pairs), rates, np.zeros(1)),
+        _product(with_momentum, rates, momenta[momenta > 0]),
+    ]
+    tau, rounds, rate, momentum = np.concatenate(tables, axis=1)
+    return Schedule(tau=tau, rounds=rounds, learning_rate=rate, momentum=momentum)
+
+
+def _product(pairs: NDArray[np.int64], rates: Array, momenta: Array) -> Array:
+    pair, rate, momentum = np.meshgrid(
+        np.arange(len(pairs)), rates, momenta, indexing="ij"
+    )
+    tau, rounds = pairs[pair.ravel()].T.astype(np.float64)
+    return np.stack([tau, rounds, rate.ravel(), momentum.ravel()])
+
+
+def _parts(
+    setting: Setting, response: Response, noise_steps: Array, weighting: Weighting
+) -> dict[str, Array]:
+    """Return the predicted loss in parts, shape (candidates, weightings) each."""
+    unlike = setting.problem["dissimilarity"] ** 2
+    ones = np.ones(len(weighting.kappa))
+    return {
+        "progress not made": response.remaining[:, None] * ones,
+        "privacy noise": (response.noise * noise_steps)[:, None] * weighting.noise,
+        "batch sampling": response.sampling[:, None] * weighting.sampling,
+        "drift of local steps": unlike * response.drift[:, None] * ones,
+        "weights off target": unlike * response.moved[:, None] * weighting.bias,
+    }
+
+
+def _reasons(
+    setting: Setting,
+    option: Candidates,
+    chosen: Found,
+    weights: Array,
+) -> Iterator[str]:
+    """Say in words why this plan, and what holds it back."""
+    parts = sorted(chosen.parts.items(), key=lambda item: -item[1])
+    shares = [f"{share / chosen.loss:.0%} {name}" for name, share in parts]
+    shares = [share for share in shares if not share.startswith("0%")]
+    yield f"predicted excess loss {chosen.loss:.3g}: " + ", ".join(shares)
+    limit = STABLE / setting.problem["smoothness"]
+    if setting.learning_rate is not None:
+        yield f"learning rate {chosen.learning_rate:.3g}: given"
+    elif chosen.learning_rate > 0.9 * limit:
+        yield (
+            f"learning rate {chosen.learning_rate:.3g}: about the largest stable one; "
+            "few large steps need less noise than many small ones"
+        )
+    else:
+        yield (
+            f"learning rate {chosen.learning_rate:.3g}: below the largest stable one, "
+            f"{limit:.3g}, where noise or drift would cost more than progress gains"
+        )
+    if chosen.momentum > 0:
+        yield (
+            f"server momentum {chosen.momentum:.2g}: lengthens every step "
+            f"{1 / (1 - chosen.momentum):.2g} times, free of privacy and cost"
+        )
+    sampling = setting.sampling(option.batch_size)
+    if sampling == "full":
+        yield "full batches: noise falls with the batch, and no sample is worth saving"
+    else:
+        yield f"batches of {int(np.median(option.batch_size))} (median), {sampling}"
+    if np.ptp(weights) > 1e-9:
+        even = option.target @ (option.target * option.variance)
+        noise = weights @ (weights * option.variance)
+        yield (
+            f"weights from {weights.min():.2g} to {weights.max():.2g}: the averaged "
+            f"noise has {noise / even:.2g} times the variance it has at target weights"
+        )

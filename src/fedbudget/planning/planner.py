@@ -1,0 +1,123 @@
+"""One function to plan with, and three planners behind it."""
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedbudget.budget import Budget, Prices, check_devices
+from fedbudget.checks import choice, within
+from fedbudget.planning.affordable import check_one_round
+from fedbudget.planning.bounds import choose_bound, choose_paper
+from fedbudget.planning.choices import (
+    Choice,
+    Setting,
+    Worth,
+    check_batch_size,
+    check_budget_left,
+    complete,
+)
+from fedbudget.planning.joint import choose_joint
+from fedbudget.planning.plans import Plan
+from fedbudget.planning.weighting import WEIGHTS
+from fedbudget.privacy import accountant_named
+from fedbudget.problem import Problem
+
+PLANNERS: MappingProxyType[str, Callable[[Setting], Choice]] = MappingProxyType(
+    {"joint": choose_joint, "bound": choose_bound, "paper": choose_paper}
+)
+
+# A budget binds if this much more of it ...
+_MORE = 0.1
+# ... would lower the predicted loss by at least this share.
+_WORTHWHILE = 0.01
+
+
+def plan(
+    problem: Problem,
+    budget: Budget,
+    prices: Prices,
+    *,
+    planner: str = "joint",
+    accountant: str = "gdp",
+    weights: str = "auto",
+    batch_size: ArrayLike | None = None,
+    learning_rate: float | None = None,
+) -> Plan:
+    """Return the best plan that both budgets of every device can pay for.
+
+    Args:
+        problem: Sizes, columns and loss; every constant with its source.
+        budget: The most each device may lose in privacy and spend in resources.
+        prices: What a round and a local step cost.
+        planner: `joint` plans everything with the spectral model; `bound` searches
+            whole numbers under the sound form of the paper's bound; `paper` relaxes
+            and rounds as the paper does, with its root corrected and its overspending
+            repaired.
+        accountant: `gdp` (exact), `zcdp` (the paper's) or `pld` (Poisson sampling).
+        weights: `auto` plans them (`paper` and `bound` know only uniform ones),
+            `uniform` weighs every device alike, `size` every sample.
+        batch_size: Samples per gradient; planned (as large as it pays) if left out.
+        learning_rate: Planned if left out.
+
+    Raises:
+        InvalidInputError: An argument is wrong.
+        InfeasibleBudgetError: A budget does not pay for a single round.
+
+    >>> problem = Problem(num_samples=[1628] * 16, dim=102, loss="logistic")
+    >>> chosen = plan(problem, Budget(epsilon=4.0, delta=1e-4, cost=1000),
+    ...               Prices(communication=100, computation=1))
+    >>> bool(chosen.epsilon.max() <= 4.0 and chosen.cost.max() <= 1000)
+    True
+    """
+    choice("planner", planner, tuple(PLANNERS))
+    choice("weights", weights, WEIGHTS)
+    check_devices(budget, prices, problem.num_devices)
+    if learning_rate is not None:
+        learning_rate = float(within("learning_rate", learning_rate, above=0))
+    setting = Setting(
+        problem=problem,
+        budget=budget,
+        prices=prices,
+        accountant=accountant_named(accountant),
+        weights=weights,
+        batch_size=check_batch_size(problem, batch_size),
+        learning_rate=learning_rate,
+    )
+    check_budget_left(setting)
+    smallest_batch = 1 if setting.batch_size is None else setting.batch_size
+    check_one_round(budget, prices, batch_size=smallest_batch)
+    chosen = PLANNERS[planner](setting)
+    worth = _worth(setting, chosen, PLANNERS[planner])
+    return complete(setting, chosen, worth, planner=planner)
+
+
+def _worth(
+    setting: Setting, chosen: Choice, planner: Callable[[Setting], Choice]
+) -> Worth:
+    """Plan again with a bit more of each budget, and see what that saves."""
+    with_epsilon = setting.with_more(epsilon=_MORE)
+    with_cost = setting.with_more(cost=_MORE)
+    # A larger budget allows all that a smaller one does: what it saves is not negative.
+    saved = {
+        "privacy": max(
+            0.0, chosen.predicted_loss - planner(with_epsilon).predicted_loss
+        ),
+        "cost": max(0.0, chosen.predicted_loss - planner(with_cost).predicted_loss),
+    }
+    shares = {name: value / chosen.predicted_loss for name, value in saved.items()}
+    more_epsilon = np.mean(with_epsilon.budget.epsilon) - np.mean(
+        setting.budget.epsilon
+    )
+    more_cost = np.mean(with_cost.budget.cost) - np.mean(setting.budget.cost)
+    return Worth(
+        epsilon_price=saved["privacy"] / float(more_epsilon),
+        cost_price=saved["cost"] / float(more_cost),
+        binding=tuple(name for name, share in shares.items() if share > _WORTHWHILE),
+        reason=(
+            f"{more_epsilon:.3g} more epsilon would lower that loss by "
+            f"{shares['privacy']:.1%}; {more_cost:.4g} more cost, by "
+            f"{shares['cost']:.1%}"
+        ),
+    )

@@ -1,0 +1,137 @@
+"""A model of the loss after a noisy run that needs no data: the spectral model.
+
+Rows in the unit ball bound the trace of the Hessian, so its d eigenvalues share a known
+sum. Take eigenvalue i to fall as i^-q, split the gap between the loss at zero and the
+best loss over the eigenvectors in proportion to them, and a linear iteration with noise
+can be followed exactly, mode by mode: tau local steps, averaging, server momentum. Two
+terms are for unlike devices, whose own optima differ from the common one: local steps
+pull each towards its own (drift), and weights other than the target's pull the average.
+
+On Adult, with the constants that `Problem` assumes, it predicts the training loss to
+within 0.004 (i.i.d. devices) and 0.016 (split by education): docs/paper.md says how.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbudget.checks import Array
+from fedbudget.problem import Problem
+
+_MODES = 24  # groups of eigenvalues that are followed one by one
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spectrum:
+    """Groups of Hessian eigenvalues, and the share of the gap each group holds."""
+
+    curvature: Array  # h: the eigenvalue, shape (groups,)
+    count: Array  # n: how many eigenvalues a group stands for
+    gap: Array  # the part of the initial gap that lies along one of them
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Spectrum":
+        """Share the Hessian's trace over the parameters by a power law."""
+        d, q = problem.num_params, problem["spectrum_decay"]
+        edges = np.unique(np.geomspace(1, d + 1, min(_MODES, d) + 1).astype(np.int64))
+        count = np.diff(edges).astype(np.float64)
+        middle = np.sqrt(edges[:-1] * (edges[1:] - 1.0))
+        share = middle**-q / np.sum(count * middle**-q)
+        curvature = problem["hessian_trace"] * share + problem.model.l2
+        gap = problem["initial_gap"] * problem["learnable_share"] * share
+        return cls(curvature=curvature, count=count, gap=gap)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Schedule:
+    """Candidate runs, one per entry of the arrays."""
+
+    tau: Array
+    rounds: Array
+    learning_rate: Array
+    momentum: Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Response:
+    """What the modes make of a schedule; the predicted loss is a sum of these.
+
+    loss = remaining + noise * s2 + sampling * v
+           + dissimilarity^2 * (drift + moved * sum (p - target)^2)
+
+    where s2 is the variance of the averaged noise in one step per coordinate, and v
+    that of the averaged batch gradient, in units of one sample's.
+    """
+
+    remaining: Array
+    noise: Array
+    sampling: Array
+    drift: Array
+    moved: Array
+
+
+def respond(spectrum: Spectrum, schedule: Schedule, *, variance: float) -> Response:
+    """Follow every candidate along every mode; exact for a quadratic loss."""
+    h, n, gap = spectrum.curvature, spectrum.count, spectrum.gap
+    tau, eta = schedule.tau[:, None], schedule.learning_rate[:, None]
+    contraction = 1 - eta * h
+    local = _power(contraction, tau)  # what tau steps leave of a deviation
+    # Noise of tau steps: each later step contracts it; the sum of a geometric series.
+    spread = eta**2 * _geometric(contraction**2, tau)
+    left, gain = _momentum(local, schedule.momentum[:, None], schedule.rounds[:, None])
+    moved = np.clip(1 - np.abs(left), 0, 1)
+    # Share of a local optimum's pull that averaging does not undo: none for one step,
+    # all of it when every device runs to its own optimum.
+    pull = 1 - (1 - local) / (tau * eta * h)
+    noise = 0.5 * h * spread * gain
+    return Response(
+        remaining=(n * gap * left**2).sum(axis=1),
+        noise=(n * noise).sum(axis=1),
+        sampling=(n * noise * variance * h / np.sum(n * h)).sum(axis=1),
+        drift=(n * gap * (pull * moved) ** 2).sum(axis=1),
+        moved=(n * gap * moved**2).sum(axis=1),
+    )
+
+
+def _momentum(local: Array, beta: Array, rounds: Array) -> tuple[Array, Array]:
+    """Return what heavy-ball rounds leave of a deviation, and their noise gain.
+
+    theta_{t+1} = (local + beta) theta_t - beta theta_{t-1} + noise has the impulse
+    response e_k = (z1^{k+1} - z2^{k+1}) / (z1 - z2), z1 and z2 the roots of
+    z^2 - (local + beta) z + beta. What is left is e_R - beta e_{R-1}, and the noise
+    gain is the sum of e_k^2 over k < R: three geometric series.
+    """
+    a = local + beta
+    root = np.sqrt((a**2 - 4 * beta).astype(np.complex128))
+    root = np.where(np.abs(root) < 1e-3, 1e-3, root)  # a double root: step aside
+    z1, z2 = (a + root) / 2, (a - root) / 2
+    with np.errstate(over="ignore", invalid="ignore"):
+        z1r, z2r = _power(z1, rounds), _power(z2, rounds)
+        left = ((z1r * z1 - z2r * z2) - beta * (z1r - z2r)) / root
+        gain = (
+            z1**2 * _geometric(z1**2, rounds)
+            - 2 * z1 * z2 * _geometric(z1 * z2, rounds)
+            + z2**2 * _geometric(z2**2, rounds)
+        ) / root**2
+    # An unstable run overflows: its loss is infinite, never the smallest.
+    return _or_infinite(left.real), _or_infinite(gain.real)
+
+
+def _power(base: Array, exponent: Array) -> Array:
+    """Return base^exponent for whole exponents; zero to the zero is one."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        sign = np.where((base.real < 0) & (exponent % 2 == 1), -1.0, 1.0)
+        if np.iscomplexobj(base):
+            return np.asarray(base**exponent)
+        return np.asarray(sign * np.abs(base) ** exponent)
+
+
+def _geometric(ratio: Array, terms: Array) -> Array:
+    """Return 1 + ratio + ... + ratio^(terms - 1)."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        total = (1 - _power(ratio, terms)) / (1 - ratio)
+    return np.where(np.abs(1 - ratio) < 1e-12, terms, total)
+
+
+def _or_infinite(value: Array) -> Array:
+    return np.where(np.isfinite(value), value, np.inf)

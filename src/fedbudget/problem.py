@@ -1,0 +1,238 @@
+"""What the planner may know of a learning problem, and where each number comes from.
+
+Planning must not touch private rows. So every constant carries its source:
+
+    analytic             follows from the loss and from rows in the unit ball
+    assumed              a guess, stated as one; give your own if you know better
+    public sample        measured on rows that are not private
+    measured privately   measured on private rows, with noise: what it cost is
+                         charged to every device before the run is planned
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeAlias, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedbudget.checks import Array, PerDevice, choice, per_device, whole, within
+from fedbudget.errors import InvalidInputError
+from fedbudget.models import Floats, Labels, Loss, loss_named
+
+SOURCES = ("analytic", "assumed", "public sample", "measured privately")
+
+# Share of the initial gap by which a device's own optimum differs from the common one.
+DISSIMILARITY: Mapping[str, float] = MappingProxyType(
+    {"iid": 0.1, "mild": 0.2, "strong": 0.35}
+)
+
+# Hinge has no Hessian. Smoothed over a margin of width 1, its curvature is 1; half of
+# the rows inside that margin is a middle guess, and plans hardly depend on it.
+_HINGE_CURVATURE, _HINGE_TRACE = 1.0, 0.5
+
+Counts: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Constant:
+    """A number the planner uses, and how it came to be known."""
+
+    value: float
+    source: str
+    note: str = ""
+    mu: PerDevice = 0.0  # what measuring it cost each device, as Gaussian DP
+
+    def __post_init__(self) -> None:
+        choice("source", self.source, SOURCES)
+        object.__setattr__(self, "value", float(self.value))
+        object.__setattr__(self, "mu", within("mu", self.mu, least=0))
+        measured = self.source == "measured privately"
+        if measured != bool(np.all(np.asarray(self.mu) > 0)):
+            raise InvalidInputError(
+                f"source {self.source!r} with mu={self.mu}: a constant measured on "
+                "private rows costs every device a positive mu, any other costs none"
+            )
+
+    def __str__(self) -> str:
+        note = f": {self.note}" if self.note else ""
+        return f"{self.value:g} ({self.source}{note})"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """Devices, rows and a loss: all that a plan needs, and no data.
+
+    >>> problem = Problem(num_samples=[1628] * 16, dim=102, loss="logistic")
+    >>> print(problem.constants["smoothness"])
+    0.25 (analytic: rows in the unit ball)
+    """
+
+    num_samples: Counts  # N_m: training rows of each device
+    dim: int  # columns of a row
+    loss: str | Loss = "logistic"
+    num_classes: int | None = None  # for softmax
+    l2: float = 0.0
+    dissimilarity: str | float = "mild"  # iid, mild, strong, or a share of the gap
+    overrides: Mapping[str, Constant] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_samples", _counts(self.num_samples))
+        object.__setattr__(self, "dim", whole("dim", self.dim))
+        if isinstance(self.loss, str):
+            within("l2", self.l2, least=0)
+            loss = loss_named(self.loss, num_classes=self.num_classes, l2=self.l2)
+            object.__setattr__(self, "loss", loss)
+        if isinstance(self.dissimilarity, str):
+            choice("dissimilarity", self.dissimilarity, tuple(DISSIMILARITY))
+        else:
+            within("dissimilarity", self.dissimilarity, least=0)
+        known = set(self._defaults()) - {"lipschitz"}
+        for name in self.overrides:
+            if name not in known:
+                raise InvalidInputError(
+                    f"constant {name!r} cannot be given: choose one of "
+                    f"{', '.join(sorted(known))} (privacy rests on lipschitz, which "
+                    "follows from the loss)"
+                )
+
+    @property
+    def model(self) -> Loss:
+        """The loss, with its analytic constants."""
+        return cast(Loss, self.loss)  # __post_init__ has looked it up
+
+    @property
+    def num_devices(self) -> int:
+        """M."""
+        return len(self.num_samples)
+
+    @property
+    def num_params(self) -> int:
+        """d: the length of theta, to every entry of which noise is added."""
+        return self.model.num_params(self.dim)
+
+    @property
+    def constants(self) -> dict[str, Constant]:
+        """Every constant with its source."""
+        return self._defaults() | dict(self.overrides)
+
+    @property
+    def prior_mu(self) -> Array:
+        """What constants measured on private rows have cost each device so far."""
+        spent = np.zeros(self.num_devices)
+        for name, constant in self.overrides.items():
+            spent += per_device(f"mu of {name}", constant.mu, self.num_devices) ** 2
+        return np.sqrt(spent)
+
+    def __getitem__(self, name: str) -> float:
+        """Return the value of a constant."""
+        return self.constants[name].value
+
+    def with_constants(self, **constants: Constant) -> "Problem":
+        """Return the problem with these constants instead of its own.
+
+        >>> problem = Problem(num_samples=[100], dim=5)
+        >>> better = problem.with_constants(
+        ...     smoothness=Constant(value=0.1, source="assumed"))
+        >>> better["smoothness"]
+        0.1
+        """
+        return replace(self, overrides={**self.overrides, **constants})
+
+    def with_public_sample(self, x: Floats, y: Labels) -> "Problem":
+        """Return the problem with constants measured on rows that are not private."""
+        return self.with_constants(**_measure(self.model, np.asarray(x), np.asarray(y)))
+
+    def _defaults(self) -> dict[str, Constant]:
+        model, ball = self.model, "rows in the unit ball"
+        smooth = np.isfinite(model.smoothness)
+        trace = model.hessian_trace if smooth else _HINGE_TRACE
+        named = isinstance(self.dissimilarity, str)
+        stated = str(self.dissimilarity) if named else "a number"
+        return {
+            "lipschitz": _analytic(model.lipschitz, ball),
+            "smoothness": _analytic(model.smoothness, ball)
+            if smooth
+            else _assumed(_HINGE_CURVATURE + model.l2, "the loss has a kink"),
+            "strong_convexity": _analytic(model.l2, "the L2 term")
+            if model.l2 > 0
+            else _assumed(trace / self.num_params, "the Hessian's mean eigenvalue"),
+            "gradient_variance": _analytic(
+                model.lipschitz**2, "of one sample, at most lipschitz squared"
+            ),
+            "initial_gap": _analytic(model.loss_at_zero, "the loss at theta = 0"),
+            "learnable_share": _assumed(0.5, "of the loss at zero, by the best model"),
+            "hessian_trace": _analytic(trace, ball)
+            if smooth
+            else _assumed(trace, "the loss has a kink"),
+            "spectrum_decay": _assumed(1.4, "eigenvalue i falls as i^-1.4"),
+            "dissimilarity": _assumed(
+                DISSIMILARITY[str(self.dissimilarity)]
+                if named
+                else float(self.dissimilarity),
+                f"stated as {stated}",
+            ),
+        }
+
+
+def _analytic(value: float, note: str) -> Constant:
+    return Constant(value=value, source="analytic", note=note)
+
+
+def _assumed(value: float, note: str) -> Constant:
+    return Constant(value=value, source="assumed", note=note)
+
+
+def _counts(value: ArrayLike) -> Counts:
+    """Return the sizes of the devices as whole numbers above zero."""
+    floats = np.atleast_1d(np.asarray(within("num_samples", value)))
+    whole_numbers = (floats == np.floor(floats)) & (floats < 2**53)
+    for wrong, remedy in (
+        (~whole_numbers, "must be a whole number"),
+        (floats < 1, "a device without samples cannot train: leave it out"),
+    ):
+        if wrong.any():
+            device = int(np.argmax(wrong))
+            raise InvalidInputError(
+                f"num_samples of device {device} is {floats[device]:g}: {remedy}"
+            )
+    counts = floats.astype(np.int64)
+    counts.setflags(write=False)
+    return counts
+
+
+def _measure(model: Loss, x: Floats, y: Labels) -> dict[str, Constant]:
+    """Read the curvature and the gradients' spread off public rows."""
+    if x.ndim != 2 or len(x) < 2 or len(x) != len(y):
+        raise InvalidInputError(
+            f"the public sample has rows of shape {x.shape} and {len(y)} labels: give "
+            "at least 2 rows and one label each"
+        )
+    longest = float(np.linalg.norm(x, axis=1).max())
+    if not longest <= 1 + 1e-6:
+        raise InvalidInputError(
+            f"a row of the public sample has norm {longest:g}, above 1: scale each row "
+            "into the unit ball, as the private rows are"
+        )
+    second_moment = np.linalg.eigvalsh(x.T.astype(np.float64) @ x / len(x))[::-1]
+    eigenvalues = second_moment[second_moment > 1e-9 * second_moment[0]]
+    rank = np.arange(1, len(eigenvalues) + 1)
+    decay = (
+        -np.polyfit(np.log(rank), np.log(eigenvalues), 1)[0] if rank[-1] > 1 else 1.0
+    )
+    smooth = np.isfinite(model.curvature)
+    curvature = model.curvature if smooth else _HINGE_CURVATURE
+    trace = model.hessian_trace if smooth else _HINGE_TRACE
+    gradients = model.sample_gradients(np.zeros(model.num_params(x.shape[1])), x, y)
+    found = {
+        "smoothness": curvature * float(eigenvalues[0]) + model.l2,
+        "hessian_trace": trace * float(eigenvalues.sum()),
+        "gradient_variance": float(gradients.var(axis=0).sum()),
+        "spectrum_decay": max(float(decay), 0.0),
+    }
+    note = f"{len(x)} rows"
+    return {
+        name: Constant(value=value, source="public sample", note=note)
+        for name, value in found.items()
+    }
