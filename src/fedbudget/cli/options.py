@@ -1,0 +1,281 @@
+"""The options that every planning command takes, in one place."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from fedbudget.budget import Prices
+from fedbudget.errors import InvalidInputError
+
+BUDGETS, OUTPUT = "Budgets of a device", "Output"
+_DATA, _TABLE, _SHAPE = "Data by name", "Your own table", "No data at all"
+_PRICES, _PLANNER = "Prices a device pays", "Planner"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What every planning command is asked with; each field is an option."""
+
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="adult, vehicle (a SYNTHETIC stand-in), or a table: .csv, .csv.gz, "
+            ".parquet. Leave it out with --samples.",
+            show_default=False,
+        ),
+    ] = None
+    delta: Annotated[
+        float,
+        typer.Option(
+            help="The delta of (epsilon, delta), a probability; take less than one "
+            "over a device's samples.",
+            rich_help_panel=BUDGETS,
+        ),
+    ] = 1e-4
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="How rows are dealt out. adult: by-education, iid; vehicle: "
+            "by-sensor, iid. Default: the first one named.",
+            show_default=False,
+            rich_help_panel=_DATA,
+        ),
+    ] = None
+    num_devices: Annotated[
+        int | None,
+        typer.Option(
+            help="How many devices, for --split iid. Default: 16 (adult), 23 "
+            "(vehicle).",
+            show_default=False,
+            rich_help_panel=_DATA,
+        ),
+    ] = None
+    path: Annotated[
+        str | None,
+        typer.Option(
+            help="The real vehicle.mat, in place of the stand-in. Default: none.",
+            show_default=False,
+            rich_help_panel=_DATA,
+        ),
+    ] = None
+    label: Annotated[
+        str | None,
+        typer.Option(
+            help="The column to predict. Required for a table.",
+            show_default=False,
+            rich_help_panel=_TABLE,
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="The column that names each row's device. Default: none; then give "
+            "--partition.",
+            show_default=False,
+            rich_help_panel=_TABLE,
+        ),
+    ] = None
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            help="JSON file with public bounds and categories. Default: read off the "
+            "rows, which is NOT private.",
+            show_default=False,
+            rich_help_panel=_TABLE,
+        ),
+    ] = None
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of --device, deal the rows out: iid:16, size:60,40, "
+            "dirichlet:16:0.3, column:NAME. Default: by --device.",
+            show_default=False,
+            rich_help_panel=_TABLE,
+        ),
+    ] = None
+    missing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="error|drop",
+            help="What to do with rows that have empty cells. Default: error.",
+            show_default=False,
+            rich_help_panel=_TABLE,
+        ),
+    ] = None
+    samples: Annotated[
+        str | None,
+        typer.Option(
+            help="Training samples of each device: 1628x16, 100,200,300 or 51,1628x3. "
+            "Default: counted in the data.",
+            show_default=False,
+            rich_help_panel=_SHAPE,
+        ),
+    ] = None
+    dim: Annotated[
+        int | None,
+        typer.Option(
+            help="Columns of a sample. Required with --samples.",
+            show_default=False,
+            rich_help_panel=_SHAPE,
+        ),
+    ] = None
+    classes: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of classes, for softmax. Default: 2.",
+            show_default=False,
+            rich_help_panel=_SHAPE,
+        ),
+    ] = None
+    communication_price: Annotated[
+        float,
+        typer.Option(
+            help="Cost units per round (download and upload).", rich_help_panel=_PRICES
+        ),
+    ] = 100
+    computation_price: Annotated[
+        float,
+        typer.Option(help="Cost units per local step.", rich_help_panel=_PRICES),
+    ] = 1
+    computation_price_per_sample: Annotated[
+        float,
+        typer.Option(
+            help="Cost units per sample in a local step, on top.",
+            rich_help_panel=_PRICES,
+        ),
+    ] = 0
+    planner: Annotated[
+        str,
+        typer.Option(
+            metavar="joint|bound|paper",
+            help="joint plans everything; bound and paper follow the paper's bound.",
+            rich_help_panel=_PLANNER,
+        ),
+    ] = "joint"
+    accountant: Annotated[
+        str,
+        typer.Option(
+            metavar="gdp|zcdp|pld",
+            help="gdp is exact; zcdp is the paper's; pld is for Poisson-sampled "
+            "batches.",
+            rich_help_panel=_PLANNER,
+        ),
+    ] = "gdp"
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|uniform|size",
+            help="How much each device counts: planned, alike, or by its samples.",
+            rich_help_panel=_PLANNER,
+        ),
+    ] = "auto"
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Samples per gradient. Default: planned.",
+            show_default=False,
+            rich_help_panel=_PLANNER,
+        ),
+    ] = None
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Size of a local step. Default: planned.",
+            show_default=False,
+            rich_help_panel=_PLANNER,
+        ),
+    ] = None
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="logistic, softmax, hinge or huber. Default: what fits the labels; "
+            "logistic without data.",
+            show_default=False,
+            rich_help_panel=_PLANNER,
+        ),
+    ] = None
+    l2: Annotated[
+        float,
+        typer.Option(
+            "--l2",
+            help="Weight of the L2 term, per parameter squared.",
+            rich_help_panel=_PLANNER,
+        ),
+    ] = 0
+    dissimilarity: Annotated[
+        str | None,
+        typer.Option(
+            help="How unlike the devices are: iid, mild, strong, or a share of the "
+            "initial gap. Default: as the rows were dealt out; mild without data.",
+            show_default=False,
+            rich_help_panel=_PLANNER,
+        ),
+    ] = None
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seeds how rows are dealt out and split 80/10/10 on every device.",
+            rich_help_panel=_PLANNER,
+        ),
+    ] = 0
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
+    ] = False
+
+    @property
+    def prices(self) -> Prices:
+        """What a device pays."""
+        return Prices(
+            communication=self.communication_price,
+            computation=self.computation_price,
+            computation_per_sample=self.computation_price_per_sample,
+        )
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """How to plan: what `plan` and `frontier` both take."""
+        names = ("planner", "accountant", "weights", "batch_size", "learning_rate")
+        return {name: getattr(self, name) for name in names}
+
+
+def asks(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command every option of `Question`, in place of its first argument."""
+    hints = get_type_hints(Question, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            item.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=item.default,
+            annotation=hints[item.name],
+        )
+        for item in fields(Question)
+    ]
+
+    def asked(**values: Any) -> None:
+        question = Question(**{item.name: values.pop(item.name) for item in shared})
+        command(question, **values)
+
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    signature = inspect.Signature([*own, *shared])
+    asked.__name__, asked.__doc__ = command.__name__, command.__doc__
+    asked.__annotations__ = {n: p.annotation for n, p in signature.parameters.items()}
+    asked.__signature__ = signature  # type: ignore[attr-defined]  # typer reads it
+    return asked
+
+
+def numbers(name: str, text: str) -> list[float]:
+    """Read a list of numbers, such as ``1,2,4,10``.
+
+    >>> numbers("--epsilons", "1, 2.5")
+    [1.0, 2.5]
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidInputError(
+            f"{name} {text!r} is not a list of numbers: write them as 1,2,4,10"
+        ) from None

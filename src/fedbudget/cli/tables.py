@@ -1,0 +1,234 @@
+"""Plans and frontiers for people: readable at 80 columns, and without colour."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from fedbudget.budget import Budget
+from fedbudget.checks import Array, floats
+from fedbudget.cli.output import one_line
+from fedbudget.cli.sources import Source
+from fedbudget.planning import Frontier, Plan
+
+FEW = 24  # as many devices as are still shown one by one
+
+# From the lowest predicted loss to the highest: a bar for every reader, and a colour.
+_BARS = "▁▂▃▄▅▆▇█"
+_COLOURS = (
+    "black on #fde725",
+    "black on #a0da39",
+    "black on #4ac16d",
+    "black on #1fa187",
+    "white on #277f8e",
+    "white on #365c8d",
+    "white on #46327e",
+    "white on #440154",
+)
+
+
+def show_plan(source: Source, budget: Budget, plan: Plan) -> None:
+    """Print a plan in plain words."""
+    console = Console()
+    _title(console, source)
+    _heading(
+        console,
+        f"Plan: {_count(plan.rounds, 'round')} of {_count(plan.tau, 'local step')}",
+    )
+    _pairs(console, _plan_in_words(plan))
+    _heading(console, "Promise and price")
+    _pairs(console, _promises(budget, plan))
+    held = " and ".join(plan.binding) or "neither budget"
+    _heading(console, f"What holds the loss up: {held}")
+    for reason in plan.reasons:
+        _item(console, reason)
+    _heading(console, "What the planner took for granted")
+    _print(console, _constants(source))
+    if plan.num_devices <= FEW:
+        _heading(console, "Devices")
+        _print(console, _devices(source, plan))
+    else:
+        _heading(console, f"{plan.num_devices} devices")
+        _print(console, _summary(source, plan))
+
+
+def show_frontier(source: Source, found: Frontier) -> None:
+    """Print the predicted loss over both budgets, and what lies behind it."""
+    console = Console()
+    _title(console, source)
+    levels = _levels(found.predicted_loss)
+
+    def loss(row: int, column: int) -> Text:
+        level = levels[row, column]
+        text = f"{found.predicted_loss[row, column]:.3g} {_BARS[level]}"
+        return Text(text, style=_COLOURS[level])
+
+    def schedule(row: int, column: int) -> Text:
+        return Text(f"{found.tau[row, column]:g}x{found.rounds[row, column]:g}")
+
+    def saving(name: str, prices: Array) -> Callable[[int, int], Text]:
+        def cell(row: int, column: int) -> Text:
+            plan = found.plans[row][column]
+            binds = plan is not None and name in plan.binding
+            text = f"{prices[row, column]:.2g}" + ("*" if binds else " ")
+            return Text(text, style="bold" if binds else "")
+
+        return cell
+
+    epsilon, cost = found.epsilon_price, found.cost_price
+    for heading, cell in (
+        ("Predicted loss above the best model's (the lower the better)", loss),
+        ("Local steps per round (tau) x rounds", schedule),
+        (
+            "Loss that one more epsilon would save (*: privacy binds)",
+            saving("privacy", epsilon),
+        ),
+        (
+            "Loss that one more unit of cost would save (*: cost binds)",
+            saving("cost", cost),
+        ),
+    ):
+        _heading(console, heading)
+        for table in _grids(found, cell, width=console.width):
+            _print(console, table)
+    if np.isnan(found.predicted_loss).any():
+        _item(console, "no number: that cost does not pay for one round")
+
+
+def _plan_in_words(plan: Plan) -> Iterator[tuple[str, str]]:
+    every = "every device" if plan.num_devices > 1 else "the device"
+    batch = {
+        "full": f"all training samples of {every}",
+        "poisson": "on average, each sample drawn alone",
+        "without-replacement": "drawn at random",
+    }
+    yield "tau", f"{_count(plan.tau, 'local step')} per round"
+    yield "rounds", f"{_count(plan.rounds, 'upload')} by {every}"
+    yield "steps", f"{plan.steps} in all"
+    yield "learning rate", f"{plan.learning_rate:.4g}"
+    yield "momentum", f"{plan.momentum:.2g}, on the server"
+    yield "batch size", f"{_range(plan.batch_size)}: {batch[plan.sampling]}"
+    noise = "standard deviation, on every coordinate of a mean gradient"
+    yield "noise", f"{_range(plan.noise_std)}: {noise}"
+    yield "weights", f"{_range(plan.weights)}: share in the average"
+    yield "predicted", f"loss {plan.predicted_loss:.3g} above the best model's"
+    yield "planned by", f"planner {plan.planner}, for loss {plan.loss}"
+
+
+def _promises(budget: Budget, plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "privacy", f"{plan.privacy}, for the whole run"
+    yield "cost", f"{_range(plan.cost)} of {_range(budget.cost)} units for each device"
+    yield (
+        "1 more epsilon",
+        f"would lower the predicted loss by {plan.epsilon_price:.2g}",
+    )
+    yield "1 more cost", f"would lower the predicted loss by {plan.cost_price:.2g}"
+
+
+def _constants(source: Source) -> Table:
+    table = _table("constant", "value", "source", "")
+    table.columns[1].justify = "right"
+    for name, constant in source.problem.constants.items():
+        table.add_row(name, f"{constant.value:.4g}", constant.source, constant.note)
+    return table
+
+
+def _devices(source: Source, plan: Plan) -> Table:
+    names = ("samples", "batch", "noise", "weight", "epsilon", "cost")
+    table = _table("device", *names, right=True)
+    columns = _columns(source, plan)
+    for index, name in enumerate(source.device_names):
+        cells = (f"{column[index]:.4g}" for column in columns)
+        table.add_row(Text(one_line(name), no_wrap=True, overflow="ellipsis"), *cells)
+    return table
+
+
+def _summary(source: Source, plan: Plan) -> Table:
+    names = ("samples", "batch", "noise", "weight", "epsilon", "cost")
+    table = _table("", *names, right=True)
+    for name, of in (("least", np.min), ("median", np.median), ("most", np.max)):
+        table.add_row(name, *(f"{of(c):.4g}" for c in _columns(source, plan)))
+    return table
+
+
+def _columns(source: Source, plan: Plan) -> list[Array]:
+    names = ("batch_size", "noise_std", "weights", "epsilon", "cost")
+    own = [floats(getattr(plan, name)) for name in names]
+    return [floats(source.problem.num_samples), *own]
+
+
+def _levels(losses: Array) -> NDArray[np.int64]:
+    """Return how dark to draw each loss, by its logarithm: 0 to 7."""
+    known = np.log(np.where(losses > 0, losses, np.nan))
+    low, high = np.nanmin(known), np.nanmax(known)
+    share = (known - low) / ((high - low) or 1.0)
+    return np.asarray(np.nan_to_num(share * (len(_BARS) - 1)).round(), np.int64)
+
+
+def _grids(
+    found: Frontier, cell: Callable[[int, int], Text], *, width: int
+) -> Iterator[Table]:
+    """Yield tables, a row for each epsilon, with as many costs as the width takes."""
+    at_once = max(1, (width - 16) // 12)
+    for first in range(0, len(found.costs), at_once):
+        columns = range(first, min(first + at_once, len(found.costs)))
+        costs = [f"cost {found.costs[column]:g}" for column in columns]
+        table = _table("epsilon", *costs, right=True)
+        for row, epsilon in enumerate(found.epsilons):
+            cells = [
+                Text("-") if found.plans[row][column] is None else cell(row, column)
+                for column in columns
+            ]
+            table.add_row(f"{epsilon:g}", *cells)
+        yield table
+
+
+def _table(first: str, *names: str, right: bool = False) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(first)
+    for name in names:
+        table.add_column(name, justify="right" if right else "left")
+    return table
+
+
+def _range(values: ArrayLike) -> str:
+    """Return the only value, or the least and the most."""
+    least, most = f"{np.min(values):.4g}", f"{np.max(values):.4g}"
+    return least if least == most else f"{least} to {most}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _title(console: Console, source: Source) -> None:
+    style = "bold red" if "SYNTHETIC" in source.line else "bold"
+    console.print(Text(one_line(source.line), style=style))
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print()
+    console.print(Text(text, style="bold"))
+
+
+def _pairs(console: Console, pairs: Iterator[tuple[str, str]]) -> None:
+    table = _table("", "")
+    table.show_header = False
+    table.columns[0].no_wrap = True
+    for name, text in pairs:
+        table.add_row(Text(name, style="dim"), Text(text))
+    _print(console, table)
+
+
+def _item(console: Console, text: str) -> None:
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_row("-", Text(text))
+    _print(console, table)
+
+
+def _print(console: Console, table: Table) -> None:
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
