@@ -151,7 +151,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     """Return the exit code; every error becomes one line on stderr."""
     try:
         with loud_warnings():
-            code = app(args=arguments, standalone_mode=False)
+            code = app(args=arguments, prog_name="fedbudget", standalone_mode=False)
         sys.stdout.flush()
         return code or 0
     except UsageError as error:

@@ -1,6 +1,8 @@
 """Plans and frontiers for people: readable at 80 columns, and without colour."""
 
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,7 +35,27 @@ _COLOURS = (
 
 def show_plan(source: Source, budget: Budget, plan: Plan) -> None:
     """Print a plan in plain words."""
+    with _page() as console:
+        _plan_page(console, source, budget, plan)
+
+
+def show_frontier(source: Source, found: Frontier) -> None:
+    """Print the predicted loss over both budgets, and what lies behind it."""
+    with _page() as console:
+        _frontier_page(console, source, found)
+
+
+@contextmanager
+def _page() -> Iterator[Console]:
+    """Print what is shown on this console, without the blanks that rich pads with."""
     console = Console()
+    with console.capture() as page:
+        yield console
+    for line in page.get().splitlines():
+        sys.stdout.write(line.rstrip() + "\n")
+
+
+def _plan_page(console: Console, source: Source, budget: Budget, plan: Plan) -> None:
     _title(console, source)
     _heading(
         console,
@@ -56,9 +78,7 @@ def show_plan(source: Source, budget: Budget, plan: Plan) -> None:
         _print(console, _summary(source, plan))
 
 
-def show_frontier(source: Source, found: Frontier) -> None:
-    """Print the predicted loss over both budgets, and what lies behind it."""
-    console = Console()
+def _frontier_page(console: Console, source: Source, found: Frontier) -> None:
     _title(console, source)
     levels = _levels(found.predicted_loss)
 

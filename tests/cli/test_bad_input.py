@@ -1,0 +1,159 @@
+"""Whatever is asked: one line that says what is wrong, and the right exit code."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import assert_one_line, run
+
+FLEET = "plan --samples 1628x16 --dim 102"
+ADULT = "plan adult --split iid"
+BUDGET = "--epsilon 4 --cost 1000"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (f"{FLEET} --epsilon 4 --cost 100", 1, ("cost budget 100", "101", "raise")),
+        (f"{FLEET} --epsilon 0 --cost 1000", 2, ("epsilon", "above 0", "got 0")),
+        (f"{FLEET} --epsilon -1 --cost 1000", 2, ("epsilon", "got -1")),
+        (f"{FLEET} --epsilon nan --cost 1000", 2, ("epsilon", "got nan")),
+        (f"{FLEET} --epsilon inf --cost 1000", 2, ("epsilon", "got inf")),
+        (f"{FLEET} --epsilon 4 --cost 0", 2, ("cost", "got 0")),
+        (f"{FLEET} --epsilon 4 --cost nan", 2, ("cost", "got nan")),
+        (f"{FLEET} {BUDGET} --delta 0", 2, ("delta", "got 0")),
+        (f"{FLEET} {BUDGET} --delta 1", 2, ("delta", "below 1", "got 1")),
+        (f"{FLEET} {BUDGET} --delta 1.5", 2, ("delta", "got 1.5")),
+        (f"{FLEET} {BUDGET} --communication-price -1", 2, ("communication", "-1")),
+        (f"{FLEET} {BUDGET} --planner magic", 2, ("planner 'magic'", "joint")),
+        (f"{FLEET} {BUDGET} --accountant magic", 2, ("accountant 'magic'", "gdp")),
+        (f"{FLEET} {BUDGET} --weights magic", 2, ("weights 'magic'", "uniform")),
+        (f"{FLEET} {BUDGET} --loss magic", 2, ("loss 'magic'", "logistic")),
+        (f"{FLEET} {BUDGET} --dissimilarity odd", 2, ("dissimilarity 'odd'", "mild")),
+        (f"{FLEET} {BUDGET} --dissimilarity nan", 2, ("dissimilarity", "nan")),
+        (f"{FLEET} {BUDGET} --batch-size 0", 2, ("batch_size", "at least 1")),
+        (f"{FLEET} {BUDGET} --learning-rate 0", 2, ("learning_rate", "got 0")),
+        (f"{FLEET} {BUDGET} --l2 -1", 2, ("l2", "-1")),
+        (f"{FLEET} {BUDGET} --classes 1 --loss softmax", 2, ("2 classes", "1")),
+        (f"{FLEET} {BUDGET} --classes 3 --loss logistic", 2, ("softmax", "3")),
+        (f"plan --samples 5x3 --dim 0 {BUDGET}", 2, ("dim", "got 0")),
+        (f"plan --samples 5x3 {BUDGET}", 2, ("--dim",)),
+        (f"plan --samples 100,0 --dim 5 {BUDGET}", 2, ("device 1", "is 0")),
+        (f"plan {BUDGET}", 2, ("nothing to plan for", "--samples")),
+        (f"plan adult --samples 5x3 {BUDGET}", 2, ("--samples 5x3", "adult")),
+        (f"{FLEET} {BUDGET} --split iid", 2, ("--split iid", "--samples")),
+        (f"plan adult {BUDGET} --label income", 2, ("--label income", "adult")),
+        (f"plan adult {BUDGET} --split magic", 2, ("split 'magic'", "iid")),
+        (f"plan adult {BUDGET} --path x.mat", 2, ("x.mat", "adult")),
+        (f"{ADULT} {BUDGET} --num-devices 0", 2, ("num_devices", "0")),
+        (f"{ADULT} {BUDGET} --num-devices 99999", 2, ("99999", "32561")),
+        (f"{ADULT} {BUDGET} --seed -1", 2, ("seed", "-1")),
+        (f"{ADULT} {BUDGET} --loss huber", 2, ("loss 'huber'", "logistic")),
+        (f"plan vehicle {BUDGET} --path no.mat", 2, ("no.mat", "not there")),
+        (f"plan magic {BUDGET}", 2, ("data 'magic'", "adult")),
+        (f"plan no/file.csv {BUDGET} --label y", 2, ("no/file.csv",)),
+        # What typer finds wrong.
+        (f"{FLEET} --epsilon four --cost 1000", 2, ("--epsilon", "--help")),
+        (f"{FLEET} {BUDGET} --batch-size 1.5", 2, ("--batch-size", "--help")),
+        (f"{FLEET} --cost 1000", 2, ("--epsilon", "fedbudget plan --help")),
+        (f"{FLEET} --epsilon 4", 2, ("--cost", "fedbudget plan --help")),
+        (f"{FLEET} {BUDGET} --magic", 2, ("--magic", "fedbudget plan --help")),
+        ("magic", 2, ("magic", "fedbudget --help")),
+    ],
+)
+def test_bad_options(
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    code: int,
+    says: tuple[str, ...],
+) -> None:
+    assert_one_line(run(capsys, *arguments.split()), code=code, says=says)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    ["", "x", "many", "5x", "x5", "5x0", "5,,6", "1.5x3", "-5x3", "5x3x2", "1e3"],
+)
+def test_garbled_samples(capsys: pytest.CaptureFixture[str], samples: str) -> None:
+    arguments = ("plan", f"--samples={samples}", "--dim", "5", *BUDGET.split())
+    assert_one_line(run(capsys, *arguments), code=2, says=("--samples", "1628x16"))
+
+
+def test_too_many_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("plan", "--samples", "5x100000000000", "--dim", "5", *BUDGET.split())
+    assert_one_line(run(capsys, *arguments), code=2, says=("100000000000", "part"))
+
+
+HEADER = "who,volts,alarm\n"
+GOOD = HEADER + "".join(f"{i % 3},{i % 5},{i % 2}\n" for i in range(30))
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "says"),
+    [
+        (GOOD, "--device who", ("--label",)),
+        (GOOD, "--label alarm", ("--device", "--partition")),
+        (GOOD, "--label magic --device who", ("'magic'",)),
+        (GOOD, "--label alarm --device magic", ("'magic'",)),
+        (GOOD, "--label alarm --device alarm", ("'alarm'",)),
+        (GOOD, "--label alarm --partition magic", ("'magic'", "iid:16")),
+        (GOOD, "--label alarm --partition iid:99", ("99", "30 rows")),
+        (GOOD, "--label alarm --device who --missing magic", ("'magic'", "drop")),
+        (GOOD, "--label alarm --device who --schema no.json", ("no.json", "JSON")),
+        (GOOD, "--label alarm --device who --split iid", ("--split", "table")),
+        (HEADER + "1,2,yes\n1,3,yes\n", "--label alarm --device who", ("one class",)),
+        (GOOD + "1,,0\n", "--label alarm --device who", ("'volts'", "1 empty cells")),
+        (GOOD + ",2,0\n", "--label alarm --device who", ("'who'", "empty")),
+        (HEADER, "--label alarm --device who", ("empty",)),
+        ("", "--label alarm --device who", ("empty",)),
+    ],
+)
+def test_bad_tables(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    text: str,
+    arguments: str,
+    says: tuple[str, ...],
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    result = run(capsys, "plan", str(path), *arguments.split(), *BUDGET.split())
+    # Bounds that were read off the rows before are warned of, on a line of their own.
+    lines = result.err.splitlines(keepends=True)
+    assert all(line.startswith("warning: NOT PRIVATE") for line in lines[:-1])
+    assert_one_line(replace(result, err=lines[-1]), code=2, says=says)
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ("{", "JSON"),
+        ("[]", "not a schema"),
+        (json.dumps({"label": {"name": "alarm"}, "features": {}}), "alarm"),
+    ],
+)
+def test_bad_schemas(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, schema: str, says: str
+) -> None:
+    (tmp_path / "t.csv").write_text(GOOD)
+    (tmp_path / "s.json").write_text(schema)
+    arguments = ("--label", "alarm", "--device", "who", "--schema")
+    result = run(
+        capsys,
+        *("plan", str(tmp_path / "t.csv"), *arguments, str(tmp_path / "s.json")),
+        *BUDGET.split(),
+    )
+    assert_one_line(result, code=2, says=() if says == "alarm" else (says,))
+
+
+def test_empty_cells_can_be_dropped(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(GOOD + "1,,0\n")
+    arguments = "--label alarm --device who --missing drop"
+    result = run(capsys, "plan", str(path), *arguments.split(), *BUDGET.split())
+    assert result.code == 0
+    assert "30 rows" in result.out

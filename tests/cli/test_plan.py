@@ -1,0 +1,176 @@
+"""`fedbudget plan`: what it says, to people and to machines."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedbudget as fb
+from tests.cli.running import run
+
+FLEET = ("plan", "--samples", "1628x16", "--dim", "102")
+BUDGET = ("--epsilon", "4", "--cost", "1000")
+
+
+def plan_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    result = run(capsys, *arguments, "--json")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.count("\n") == 1
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    found: dict[str, object] = json.loads(result.out, parse_constant=refuse)
+    return found
+
+
+def test_json_is_the_plan_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan_json(capsys, *FLEET, *BUDGET)
+    problem = fb.Problem(num_samples=np.full(16, 1628), dim=102)
+    prices = fb.Prices(communication=100, computation=1)
+    chosen = fb.plan(problem, fb.Budget(epsilon=4, cost=1000), prices)
+    assert found.pop("data") == (
+        "no data: 16 devices, 26048 training samples, 102 columns"
+    )
+    constants = found.pop("constants")
+    assert constants == {
+        name: {"value": c.value, "source": c.source, "note": c.note}
+        for name, c in problem.constants.items()
+    }
+    assert found == chosen.to_dict()
+
+
+def test_every_option_reaches_the_planner(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "plan --samples 300,200x2 --dim 5 --classes 3 --loss softmax"
+    arguments += " --epsilon 2 --delta 1e-5 --cost 500 --communication-price 50"
+    arguments += " --computation-price 2 --computation-price-per-sample 0.01"
+    arguments += " --planner bound --accountant zcdp --weights size --batch-size 100"
+    arguments += " --learning-rate 0.1 --l2 0.01 --dissimilarity 0.3"
+    found = plan_json(capsys, *arguments.split())
+    chosen = fb.plan(
+        fb.Problem(
+            num_samples=np.array([300, 200, 200]),
+            dim=5,
+            loss="softmax",
+            num_classes=3,
+            l2=0.01,
+            dissimilarity=0.3,
+        ),
+        fb.Budget(epsilon=2, delta=1e-5, cost=500),
+        fb.Prices(communication=50, computation=2, computation_per_sample=0.01),
+        planner="bound",
+        accountant="zcdp",
+        weights="size",
+        batch_size=100,
+        learning_rate=0.1,
+    )
+    assert chosen.to_dict().items() <= found.items()
+
+
+def test_the_table_says_all_that_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, "plan", "adult", "--split", "by-education", *BUDGET)
+    assert (result.code, result.err) == (0, "")
+    for words in (
+        "adult: 16 devices",
+        "local steps per round",
+        "replace one",
+        "of 1000 units",
+        "What holds the loss up",
+        "rows in the unit ball",
+        "Preschool",
+    ):
+        assert words in result.out
+    assert all(len(line) <= 80 for line in result.out.splitlines())
+
+
+def test_many_devices_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, *FLEET[:2], "51,1628x30", *FLEET[3:], *BUDGET)
+    assert "31 devices" in result.out
+    assert "median" in result.out
+    assert len(result.out.splitlines()) < 60
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_the_stand_in_says_that_it_is_synthetic(
+    capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    result = run(capsys, "plan", "vehicle", "--split", "by-sensor", *BUDGET, *more)
+    assert result.code == 0
+    assert "SYNTHETIC" in result.out
+
+
+@pytest.mark.parametrize(
+    "prices",
+    [
+        ("--communication-price", "0"),
+        ("--computation-price", "0"),
+        ("--communication-price", "0", "--computation-price", "0"),
+    ],
+)
+def test_free_things_still_make_a_plan(
+    capsys: pytest.CaptureFixture[str], prices: tuple[str, ...]
+) -> None:
+    found = plan_json(capsys, *FLEET, *BUDGET, *prices)
+    cost, epsilon = found["cost"], found["epsilon"]
+    assert isinstance(cost, list)
+    assert isinstance(epsilon, list)
+    assert max(cost) <= 1000
+    assert max(epsilon) <= 4
+
+
+def test_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan_json(capsys, "plan", "--samples", "100", "--dim", "5", *BUDGET)
+    assert found["weights"] == [1.0]
+
+
+def test_a_million_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = ("plan", "--samples", "64x1000000", "--dim", "10")
+    result = run(capsys, *fleet, *BUDGET)
+    assert result.code == 0
+    assert "1000000 devices" in result.out
+
+
+def write_table(folder: Path) -> str:
+    path = folder / "sensors.csv"
+    rows = [f"{i % 3},{i % 5},{'yes' if i % 2 else 'no'}" for i in range(60)]
+    path.write_text("sensor_id,volts,alarm\n" + "\n".join(rows) + "\n")
+    return str(path)
+
+
+def test_a_table_without_schema_warns_loudly(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ("--label", "alarm", "--device", "sensor_id")
+    result = run(capsys, "plan", write_table(tmp_path), *arguments, *BUDGET, "--json")
+    assert result.code == 0
+    assert result.err.startswith("warning: NOT PRIVATE: ")
+    assert result.err.count("\n") == 1
+    assert json.loads(result.out)["data"].startswith("sensors: 3 devices")
+
+
+def test_a_table_with_a_schema_is_quiet(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    schema = tmp_path / "schema.json"
+    label = {"name": "alarm", "values": ["no", "yes"]}
+    features = {"volts": {"low": 0, "high": 5}}
+    schema.write_text(json.dumps({"label": label, "features": features}))
+    arguments = ("--label", "alarm", "--partition", "iid:4", "--schema", str(schema))
+    result = run(capsys, "plan", write_table(tmp_path), *arguments, *BUDGET)
+    assert (result.code, result.err) == (0, "")
+    assert "sensors: 4 devices" in result.out
+
+
+def test_names_from_a_table_are_shown_as_they_are(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "odd.csv"
+    names = ("[red]x[/red]", "\x1b[31mred")
+    rows = [f"{names[i % 2]},{i % 5},{i % 3 == 0}" for i in range(40)]
+    path.write_text("who,volts,alarm\n" + "\n".join(rows) + "\n")
+    arguments = ("--label", "alarm", "--device", "who")
+    result = run(capsys, "plan", str(path), *arguments, *BUDGET)
+    assert result.code == 0
+    assert "[red]x[/red]" in result.out
+    assert "\x1b" not in result.out

@@ -1,0 +1,147 @@
+"""Starting and stopping: help, version, imports, pipes, Ctrl-C, colour."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+
+import fedbudget
+from fedbudget.cli import output
+from fedbudget.cli.app import app
+from fedbudget.planning import PLANNERS
+from fedbudget.planning.weighting import WEIGHTS
+from fedbudget.privacy import ACCOUNTANTS
+from tests.cli.running import run, run_python
+
+HEAVY = {"dp_accounting", "numba", "pandas", "pyarrow", "scipy", "sklearn"}
+COMMAND = "from fedbudget.cli import main; main()"
+FLEET = ("plan", "--samples", "64x3", "--dim", "5", "--epsilon", "4", "--cost", "999")
+
+
+@pytest.mark.parametrize("code", ["import fedbudget", "import fedbudget.cli"])
+def test_imports_nothing_heavy(code: str) -> None:
+    result = run_python(f"{code}\nimport sys\nprint(*sys.modules)")
+    assert result.code == 0
+    assert not HEAVY & set(result.out.split())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {COMMAND}"
+    )
+    result = run_python(code, "--help")
+    assert result.code == 0
+    assert "frontier" in result.out
+    assert not HEAVY & set(result.out.split())
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, "--version")
+    assert (result.code, result.out) == (0, f"fedbudget {fedbudget.__version__}\n")
+
+
+def test_no_command_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys)
+    assert result.code == 2
+    assert "Usage" in result.out
+
+
+@pytest.mark.parametrize("command", ["plan", "frontier"])
+def test_every_option_has_help_and_a_default(command: str) -> None:
+    group = typer.main.get_command(app)
+    found = group.commands[command]  # type: ignore[attr-defined]
+    for option in found.params:
+        assert option.help, option.name
+        flag = getattr(option, "is_flag", False)
+        told = option.show_default or option.required or flag
+        assert told or any(
+            word in option.help for word in ("Default", "Required", "Leave it out")
+        ), option.name
+
+
+def test_metavars_name_what_the_library_knows() -> None:
+    group = typer.main.get_command(app)
+    found = {p.name: p for p in group.commands["plan"].params}  # type: ignore[attr-defined]
+    assert found["planner"].metavar.split("|") == list(PLANNERS)
+    assert set(found["accountant"].metavar.split("|")) == set(ACCOUNTANTS)
+    assert found["weights"].metavar.split("|") == list(WEIGHTS)
+
+
+def test_no_colour_in_pipes() -> None:
+    result = run_python(COMMAND, *FLEET)
+    assert result.code == 0
+    assert "\x1b" not in result.out
+    assert not any(line != line.rstrip() for line in result.out.splitlines())
+
+
+def test_no_color_is_obeyed() -> None:
+    result = run_python(COMMAND, *FLEET, NO_COLOR="1", FORCE_COLOR="1")
+    assert "\x1b[3" not in result.out
+
+
+def test_a_terminal_that_knows_only_ascii() -> None:
+    frontier = ("frontier", *FLEET[1:5], "--epsilons", "1,4", "--costs", "500")
+    result = run_python(COMMAND, *frontier, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert result.code == 0
+    assert result.err == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals differ")
+def test_ctrl_c_leaves_without_a_traceback() -> None:
+    endless = ("frontier", "--samples", "64x1000000", "--dim", "10")
+    started = f"import fedbudget.cli; print('ready', flush=True); {COMMAND}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", started, *endless],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes differ")
+def test_a_reader_that_stops_reading() -> None:
+    many = ("--samples", "64x20000", *FLEET[3:])
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "plan", "--json", *many],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
+
+
+def test_json_has_no_numbers_that_json_lacks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output.print_json({"a": [1.0, float("nan")], "b": {"c": float("inf")}, "d": "x"})
+    assert capsys.readouterr().out == '{"a": [1.0, null], "b": {"c": null}, "d": "x"}\n'
+
+
+def test_progress_shows_only_after_a_while(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if stderr were a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with output.progress("quick") as advance:
+        advance()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(output, "PATIENCE", 0.01)
+    with output.progress("slow", total=2) as advance:
+        advance()
+        time.sleep(0.3)
+    assert "slow" in capsys.readouterr().err
