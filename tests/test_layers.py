@@ -1,0 +1,147 @@
+"""A module imports only from layers below its own; inside a layer, never in circles."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import fedbudget
+
+# The order of the design, lowest first; a folder counts as one unit.
+LAYERS = (
+    {"errors", "checks"},
+    {"privacy", "budget", "models"},
+    {"data", "problem", "ledger", "record"},
+    {"planning"},
+    {"training"},
+    {"devices", "fleet", "reporting"},
+    {"paper"},
+    {"cli", "ui"},
+)
+LEVEL = {unit: level for level, layer in enumerate(LAYERS) for unit in layer}
+TOP = len(LAYERS) - 1
+PACKAGE = "fedbudget"
+
+
+def imported(path: Path, module: str) -> Iterator[tuple[int, str]]:
+    """Yield line and full name of every import, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = module.split(".")
+            is_package = path.name == "__init__.py"
+            keep = len(parts) - node.level + is_package
+            base = ".".join(parts[:keep]) if node.level else ""
+            name = ".".join(filter(None, [base, node.module]))
+            for alias in node.names:
+                yield node.lineno, f"{name}.{alias.name}"
+
+
+def edges(root: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield place, importing unit and imported unit ("" is the package itself)."""
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        names = parts[:-1] if parts[-1] == "__init__" else parts
+        if not names:
+            continue  # the package's own __init__ gathers everything
+        module = ".".join([PACKAGE, *names])
+        for line, name in imported(path, module):
+            first, *rest = name.split(".")
+            if first == PACKAGE:
+                unit = rest[0] if rest and _is_unit(root, rest[0]) else ""
+                yield f"{path.relative_to(root)}:{line}", names[0], unit
+
+
+def _is_unit(root: Path, name: str) -> bool:
+    return (root / f"{name}.py").exists() or (root / name).is_dir()
+
+
+def violations(root: Path) -> list[str]:
+    """Return what breaks the order, one line each."""
+    found: list[str] = []
+    sideways: dict[str, set[str]] = {}
+    for place, unit, target in edges(root):
+        if unit not in LEVEL:
+            found.append(f"{place}: {unit} has no layer: add it to LAYERS")
+        elif target == "":
+            if LEVEL[unit] < TOP:
+                found.append(f"{place}: {unit} imports the package itself")
+        elif LEVEL.get(target, TOP + 1) > LEVEL[unit]:
+            found.append(f"{place}: {unit} imports {target}, which is above it")
+        elif target != unit and LEVEL[target] == LEVEL[unit]:
+            sideways.setdefault(unit, set()).add(target)
+    return found + [f"{unit} imports itself in a circle" for unit in _circles(sideways)]
+
+
+def _circles(graph: dict[str, set[str]]) -> list[str]:
+    def reachable(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = set(graph.get(start, ()))
+        while todo:
+            unit = todo.pop()
+            seen.add(unit)
+            todo |= graph.get(unit, set()) - seen
+        return seen
+
+    return sorted(unit for unit in graph if unit in reachable(unit))
+
+
+def test_no_module_imports_upwards() -> None:
+    assert violations(Path(fedbudget.__file__).parent) == []
+
+
+def test_the_walk_sees_the_code() -> None:
+    seen = {
+        (unit, target) for _, unit, target in edges(Path(fedbudget.__file__).parent)
+    }
+    assert {("cli", "planning"), ("planning", "problem"), ("data", "problem")} <= seen
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_the_checker_finds_every_kind_of_breach(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        {
+            "__init__.py": "from fedbudget.cli import main\n",
+            "errors.py": "import math\n",
+            "budget.py": "def f():\n    from fedbudget.planning import plan\n",
+            "privacy/__init__.py": "from ..planning.planner import plan\n",
+            "privacy/inner.py": "from . import other\nfrom .. import problem\n",
+            "problem.py": "from fedbudget import data\n",
+            "data/__init__.py": "import fedbudget.problem\n",
+            "planning/__init__.py": "from fedbudget import Budget\n",
+            "planning/planner.py": "from fedbudget.errors import FedbudgetError\n",
+            "magic.py": "from fedbudget import errors\n",
+            "cli/__init__.py": "import fedbudget\nfrom fedbudget.planning import x\n",
+        },
+    )
+    assert violations(root) == [
+        "budget.py:2: budget imports planning, which is above it",
+        "magic.py:1: magic has no layer: add it to LAYERS",
+        "planning/__init__.py:1: planning imports the package itself",
+        "privacy/__init__.py:1: privacy imports planning, which is above it",
+        "privacy/inner.py:2: privacy imports problem, which is above it",
+        "data imports itself in a circle",
+        "problem imports itself in a circle",
+    ]
+
+
+def test_the_checker_passes_a_clean_tree(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        {
+            "errors.py": "",
+            "checks.py": "from fedbudget.errors import FedbudgetError\n",
+            "problem.py": "from fedbudget.checks import within\n",
+            "data/__init__.py": "from fedbudget.problem import Problem\n",
+            "ui/__init__.py": "import fedbudget as fb\nimport numpy\n",
+        },
+    )
+    assert violations(root) == []
