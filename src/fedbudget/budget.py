@@ -83,18 +83,22 @@ class Prices:
 
     def max_rounds(
         self, cost: ArrayLike, *, tau: ArrayLike, batch_size: ArrayLike
-    ) -> Array:
-        """Return how many rounds of tau steps a cost budget pays for.
+    ) -> float:
+        """Return how many rounds of tau steps a cost budget pays for on every device.
 
-        Infinite where a round is free. The product with the price of a round never
-        exceeds the budget, whatever the division rounds to.
+        Infinite where rounds are free. The product with the price of a round never
+        exceeds a budget, whatever the division rounds to.
         """
         one = self.run_cost(rounds=1, tau=tau, batch_size=batch_size)
         budget = floats(cost)
         with np.errstate(divide="ignore", over="ignore"):
-            rounds = np.floor(budget / one)
-            over = np.isfinite(rounds) & (rounds * one > budget)
-        return np.where(over, rounds - 1, rounds)
+            ratio = float(np.min(budget / one))
+        rounds = float(np.floor(ratio))
+        # Only next to a whole number can the division have rounded across it.
+        close = np.isfinite(ratio) and ratio - rounds < 1e-9 * ratio
+        if close and bool(np.any(rounds * one > budget)):
+            return rounds - 1
+        return rounds
 
 
 def check_devices(budget: Budget, prices: Prices, num_devices: int) -> None:

@@ -23,7 +23,7 @@ def max_rounds(
     9
     """
     rounds = prices.max_rounds(budget.cost, tau=tau, batch_size=batch_size)
-    return int(min(rounds.min(), MAX_STEPS // tau))
+    return int(min(rounds, MAX_STEPS // tau))
 
 
 def tau_grid(budget: Budget, prices: Prices, *, batch_size: ArrayLike) -> list[int]:
@@ -33,13 +33,21 @@ def tau_grid(budget: Budget, prices: Prices, *, batch_size: ArrayLike) -> list[i
         InfeasibleBudgetError: A device cannot pay for a single round of one step.
     """
     check_one_round(budget, prices, batch_size=batch_size)
-    low, high = 1, MAX_STEPS
-    while low < high:  # the largest tau that still leaves one round
-        middle = (low + high + 1) // 2
-        pays = max_rounds(budget, prices, tau=middle, batch_size=batch_size) > 0
-        low, high = (middle, high) if pays else (low, middle - 1)
-    spaced = np.geomspace(1, low, num=2 + int(np.log(low) / np.log(1.25)))
-    return sorted({*map(int, spaced), low})
+    longest = _longest_tau(budget, prices, batch_size=batch_size)
+    spaced = np.geomspace(1, longest, num=2 + int(np.log(longest) / np.log(1.25)))
+    return sorted({*map(int, spaced), longest})
+
+
+def _longest_tau(budget: Budget, prices: Prices, *, batch_size: ArrayLike) -> int:
+    """Return the largest tau that leaves every device one round."""
+    left = floats(budget.cost) - floats(prices.communication)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = left / prices.step_cost(batch_size=batch_size)
+    longest = int(np.nanmin(np.minimum(ratio, MAX_STEPS)))
+    # The division may have rounded across a whole number, up or down.
+    longest += max_rounds(budget, prices, tau=longest + 1, batch_size=batch_size) > 0
+    pays = max_rounds(budget, prices, tau=longest, batch_size=batch_size) > 0
+    return max(1, min(longest if pays else longest - 1, MAX_STEPS))
 
 
 def rounds_grid(most: int) -> NDArray[np.int64]:

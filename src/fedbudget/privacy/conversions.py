@@ -52,21 +52,26 @@ def mu_from_epsilon(epsilon: ArrayLike, delta: ArrayLike) -> Array:
     >>> float(mu_from_epsilon(1.0, 0.12694))
     1.0000...
     """
+    shared = _shared_pairs(epsilon, delta, exact=True)
+    if shared is not None:
+        return mu_from_epsilon(*shared[:2])[shared[2]]
     eps, limit, shape = _flat(epsilon, delta)
     # Two lower bounds: zCDP's, and delta(mu, epsilon) <= delta(mu, 0) <= mu/sqrt(2 pi).
     start = np.maximum(np.sqrt(2 * rho_from_epsilon(eps, limit)), limit * _SQRT_2PI)
 
-    def newton(mu: Array, index: Index) -> Array:
-        # d delta / d mu = phi(epsilon/mu - mu/2); log delta is concave in mu, so that
-        # Newton's steps on it rise to the root from below and stay private.
-        reached, _ = _delta_and_slope(mu, eps[index])
-        slope = np.exp(-((eps[index] / mu - mu / 2) ** 2) / 2)
-        return mu + np.log(limit[index] / reached) * reached / slope * _SQRT_2PI
+    def step(mu: Array, index: Index) -> Array:
+        # d delta / d mu = phi(u), u = epsilon/mu - mu/2, and d phi(u) / d mu follows.
+        e = eps[index]
+        reached, _ = _delta_and_slope(mu, e)
+        u = e / mu - mu / 2
+        first = np.exp(-(u**2) / 2) / _SQRT_2PI
+        second = first * u * (e / mu**2 + 0.5)
+        return mu + _halley(limit[index], reached, first, second)
 
     def overspends(mu: Array, index: Index) -> NDArray[np.bool_]:
         return delta_from_mu(mu, eps[index]) > limit[index]
 
-    return _nudge(_iterate(newton, start), overspends, by=-1e-13).reshape(shape)
+    return _nudge(_iterate(step, start), overspends, by=-1e-12).reshape(shape)
 
 
 def epsilon_from_mu(
@@ -79,21 +84,26 @@ def epsilon_from_mu(
     >>> float(epsilon_from_mu(1.0, 0.12694))
     0.9999...
     """
+    shared = _shared_pairs(mu, delta)
+    if shared is not None:
+        return epsilon_from_mu(*shared[:2])[shared[2]]
     m, limit, shape = _flat(mu, delta)
     start = epsilon_from_rho(m**2 / 2, limit)  # zCDP's answer is never below
     if at_most is not None:
         start = np.minimum(start, np.broadcast_to(floats(at_most), shape).ravel())
 
-    def newton(epsilon: Array, index: Index) -> Array:
-        # log delta is concave in epsilon too: the steps fall to the root from above.
-        reached, slope = _delta_and_slope(m[index], epsilon)
-        step = np.log(limit[index] / reached) * reached / slope
-        return np.maximum(epsilon - step, 0.0)
+    def step(epsilon: Array, index: Index) -> Array:
+        # d delta / d epsilon = -e^epsilon Phi(-epsilon/mu - mu/2).
+        mu = m[index]
+        reached, slope = _delta_and_slope(mu, epsilon)
+        phi = np.exp(-((epsilon / mu - mu / 2) ** 2) / 2) / _SQRT_2PI
+        move = _halley(limit[index], reached, -slope, phi / mu - slope)
+        return np.maximum(epsilon + move, 0.0)
 
     def too_low(epsilon: Array, index: Index) -> NDArray[np.bool_]:
         return delta_from_mu(m[index], epsilon) > limit[index]
 
-    return _nudge(_iterate(newton, start), too_low, by=1e-13).reshape(shape)
+    return _nudge(_iterate(step, start), too_low, by=1e-12).reshape(shape)
 
 
 def _delta_and_slope(mu: Array, epsilon: Array) -> tuple[Array, Array]:
@@ -108,17 +118,31 @@ def _delta_and_slope(mu: Array, epsilon: Array) -> tuple[Array, Array]:
     return np.minimum(np.maximum(left - right, 0.0) + rounding * left, 1.0), right
 
 
+def _halley(goal: Array, reached: Array, first: Array, second: Array) -> Array:
+    """Return Halley's step towards log(reached) = log(goal); converges cubically.
+
+    It is Newton's step over a correction. log delta is concave in mu and in epsilon,
+    so that Newton's falls short from the safe side; twice that is as far as we go.
+    """
+    miss = np.log(reached / goal)
+    slope = first / reached
+    bend = second / reached - slope**2
+    correction = np.maximum(1 - miss * bend / (2 * slope**2), 0.5)
+    return -miss / slope / correction
+
+
 def _iterate(step: Callable[[Array, Index], Array], start: Array) -> Array:
-    """Repeat a Newton step on the entries that still move."""
+    """Repeat a step on the entries that still move."""
     values = np.array(start)
     moving = np.arange(values.size)
-    for _ in range(50):  # 5 to 10 are enough; the cap ends a dance of the last bits
+    for _ in range(50):  # 3 or 4 are enough; the cap ends a dance of the last bits
         old = values[moving]
         with np.errstate(all="ignore"):
             new = step(old, moving)
         # Where delta underflows, the start stays: it is on the safe side.
         values[moving] = np.where(np.isfinite(new), new, old)
-        moving = moving[np.abs(values[moving] - old) > 1e-12 * np.abs(old)]
+        # After a step that small, the next one would be below rounding.
+        moving = moving[np.abs(values[moving] - old) > 1e-5 * np.abs(old)]
         if moving.size == 0:
             break
     return values
@@ -127,8 +151,8 @@ def _iterate(step: Callable[[Array, Index], Array], start: Array) -> Array:
 def _nudge(
     values: Array, wrong: Callable[[Array, Index], NDArray[np.bool_]], *, by: float
 ) -> Array:
-    """Move the entries on the wrong side of a limit across it, by the last few bits."""
-    index = np.flatnonzero(wrong(values, np.arange(values.size)))
+    """Move all entries a hair to the safe side, then those further that need it."""
+    index = np.arange(values.size)
     while index.size:
         values[index] += by * np.maximum(values[index], 1e-6)
         by *= 2  # twice as far each time: it ends, however flat the function is
@@ -142,9 +166,32 @@ def _flat(first: ArrayLike, second: ArrayLike) -> tuple[Array, Array, tuple[int,
     return one.ravel(), other.ravel(), one.shape
 
 
+def _shared_pairs(
+    first: ArrayLike, second: ArrayLike, *, exact: bool = False
+) -> tuple[Array, Array, Index] | None:
+    """Return the distinct pairs, and which is whose, where a large fleet shares a few.
+
+    Unless exact, `first` is rounded up to 12 digits: devices of unlike sizes with one
+    budget have one mu but for the last bits.
+    """
+    one, other, shape = _flat(first, second)
+    if one.size < 1000:
+        return None
+    if not exact:
+        mantissa, exponent = np.frexp(one)
+        one = np.ldexp(np.ceil(np.ldexp(mantissa, 40)), exponent - 40)
+    # Complex numbers sort by both parts, much faster than rows of a table do.
+    both = one + 1j * other
+    if np.unique(both[:1000]).size > 500:
+        return None
+    pairs, whose = np.unique(both, return_inverse=True)
+    return pairs.real.copy(), pairs.imag.copy(), whose.reshape(shape)
+
+
 def _erfc(x: Array) -> Array:
     """Return erfc elementwise; NumPy has none, and the base install has no SciPy."""
-    return np.array([math.erfc(v) for v in np.ravel(x).tolist()]).reshape(np.shape(x))
+    values = map(math.erfc, np.ravel(x).tolist())
+    return np.fromiter(values, np.float64, np.size(x)).reshape(np.shape(x))
 
 
 def _erfcx(x: Array) -> Array:

@@ -85,18 +85,21 @@ def _pld_epsilon(
         steps=steps,
         sampling_probability=probability,
     )
-    accountant = _pld_accountant()
+    accountant = _pld_accountant(float(GDP.epsilon(run, delta=delta)))
     accountant.compose(dp_event(run))
     if prior > 0:
         accountant.compose(dp_accounting.GaussianDpEvent(2 / prior))
     return float(accountant.get_epsilon(delta))
 
 
-def _pld_accountant() -> Any:
+def _pld_accountant(largest: float) -> Any:
+    """Return dp-accounting's accountant, fine enough for losses up to `largest`."""
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
-    return PLDAccountant(NeighboringRelation.REPLACE_ONE)
+    # Its default of 1e-4; wider, and still rounded up, where losses are enormous.
+    interval = max(1e-4, 1e-6 * largest)
+    return PLDAccountant(NeighboringRelation.REPLACE_ONE, interval)
 
 
 def _pld_noise_multiplier(
