@@ -69,7 +69,7 @@ def choose_joint(setting: Setting) -> Choice:
         batch_size=option.batch_size,
         weights=weights,
         predicted_loss=chosen.loss,
-        reasons=tuple(_reasons(setting, option, chosen, weights)),
+        reasons=tuple(_reasons(setting, spectrum, option, chosen, weights)),
     )
 
 
@@ -102,7 +102,7 @@ def _candidates(setting: Setting, batch_size: NDArray[np.int64]) -> Candidates:
 
 def _search(setting: Setting, spectrum: Spectrum, option: Candidates) -> Found:
     """Score a coarse grid, then a fine one around its best point."""
-    limit = STABLE / setting.problem["smoothness"]
+    limit = _largest_rate(setting, spectrum)
     given = setting.learning_rate
     rates = limit * np.geomspace(1e-3, 1, 13) if given is None else np.array([given])
     budget, batch = setting.budget, option.batch_size
@@ -127,6 +127,11 @@ def _search(setting: Setting, spectrum: Spectrum, option: Candidates) -> Found:
     momenta = np.clip(np.round(best.momentum + np.linspace(-0.2, 0.2, 9), 2), 0, 0.9)
     refined = _score(setting, spectrum, option, fine, rates, momenta)
     return min(best, refined, key=lambda found: found.loss)
+
+
+def _largest_rate(setting: Setting, spectrum: Spectrum) -> float:
+    steepest = max(setting.problem["smoothness"], float(spectrum.curvature.max()))
+    return STABLE / steepest
 
 
 def _score(
@@ -201,6 +206,7 @@ def _parts(
 
 def _reasons(
     setting: Setting,
+    spectrum: Spectrum,
     option: Candidates,
     chosen: Found,
     weights: Array,
@@ -210,7 +216,7 @@ def _reasons(
     shares = [f"{share / chosen.loss:.0%} {name}" for name, share in parts]
     shares = [share for share in shares if not share.startswith("0%")]
     yield f"predicted excess loss {chosen.loss:.3g}: " + ", ".join(shares)
-    limit = STABLE / setting.problem["smoothness"]
+    limit = _largest_rate(setting, spectrum)
     if setting.learning_rate is not None:
         yield f"learning rate {chosen.learning_rate:.3g}: given"
     elif chosen.learning_rate > 0.9 * limit:

@@ -83,14 +83,15 @@ def respond(spectrum: Spectrum, schedule: Schedule, *, variance: float) -> Respo
     # Share of a local optimum's pull that averaging does not undo: none for one step,
     # all of it when every device runs to its own optimum.
     pull = 1 - (1 - local) / (tau * eta * h)
-    noise = 0.5 * h * spread * gain
-    return Response(
-        remaining=(n * gap * left**2).sum(axis=1),
-        noise=(n * noise).sum(axis=1),
-        sampling=(n * noise * variance * h / np.sum(n * h)).sum(axis=1),
-        drift=(n * gap * (pull * moved) ** 2).sum(axis=1),
-        moved=(n * gap * moved**2).sum(axis=1),
-    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        noise = 0.5 * h * spread * gain
+        return Response(
+            remaining=_total(n * gap * left**2),
+            noise=_total(n * noise),
+            sampling=_total(n * noise * variance * h / np.sum(n * h)),
+            drift=_total(n * gap * (pull * moved) ** 2),
+            moved=_total(n * gap * moved**2),
+        )
 
 
 def _momentum(local: Array, beta: Array, rounds: Array) -> tuple[Array, Array]:
@@ -113,7 +114,7 @@ def _momentum(local: Array, beta: Array, rounds: Array) -> tuple[Array, Array]:
             - 2 * z1 * z2 * _geometric(z1 * z2, rounds)
             + z2**2 * _geometric(z2**2, rounds)
         ) / root**2
-    # An unstable run overflows: its loss is infinite, never the smallest.
+    # An unstable run overflows: what is left of it is infinite, never the smallest.
     return _or_infinite(left.real), _or_infinite(gain.real)
 
 
@@ -135,3 +136,8 @@ def _geometric(ratio: Array, terms: Array) -> Array:
 
 def _or_infinite(value: Array) -> Array:
     return np.where(np.isfinite(value), value, np.inf)
+
+
+def _total(parts: Array) -> Array:
+    """Sum over the modes; what overflowed is infinite, never NaN."""
+    return _or_infinite(parts.sum(axis=1))
