@@ -164,9 +164,12 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _fail("not enough memory: plan for fewer devices or rows", REFUSED)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("stopped", STOPPED)
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except OSError as error:
+        # What is left to print has nowhere to go, and must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return REFUSED
+        if isinstance(error, BrokenPipeError):  # the reader has seen enough
+            return REFUSED
+        return _fail(f"cannot read or write: {error}", REFUSED)
 
 
 def _fail(message: str, code: int) -> int:
