@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbudget.checks import Array
 from fedbudget.cli.options import Question
 from fedbudget.data import Dataset, Schema, from_table, load
 from fedbudget.errors import DataError, InvalidInputError
-from fedbudget.problem import Problem
+from fedbudget.problem import Counts, Problem
 
 NAMES = ("adult", "vehicle")
 MAX_DEVICES = 10_000_000  # a few GB: beyond this, plan for a part of the fleet
@@ -54,11 +53,11 @@ def read_source(question: Question) -> Source:
     return Source(line=str(dataset), problem=problem, device_names=dataset.device_names)
 
 
-def parse_samples(text: str) -> Array:
+def parse_samples(text: str) -> Counts:
     """Read how many samples each device has.
 
     >>> parse_samples("51,1628x3").tolist()
-    [51.0, 1628.0, 1628.0, 1628.0]
+    [51, 1628, 1628, 1628]
     """
     matches = [
         re.fullmatch(r"\s*(\d{1,15})(?:x(\d{1,15}))?\s*", part)
@@ -76,7 +75,7 @@ def parse_samples(text: str) -> Array:
             f"--samples {text!r} asks for {sum(counts)} devices, more than "
             f"{MAX_DEVICES}: plan for a part of them"
         )
-    return np.repeat(np.array(sizes, dtype=np.float64), counts)
+    return np.repeat(np.array(sizes, dtype=np.int64), counts)
 
 
 def _without_data(question: Question) -> Source:
@@ -94,7 +93,7 @@ def _without_data(question: Question) -> Source:
     usual = "logistic" if question.classes in (None, 2) else "softmax"
     dissimilarity = _dissimilarity(question.dissimilarity)
     problem = Problem(
-        num_samples=parse_samples(question.samples),  # type: ignore[arg-type]
+        num_samples=parse_samples(question.samples),
         dim=question.dim,
         loss=question.loss or usual,
         num_classes=question.classes,
