@@ -23,21 +23,21 @@ def test_delta_must_be_below_one() -> None:
 
 def test_an_error_names_the_device() -> None:
     with pytest.raises(InvalidInputError, match="got -2 for device 1"):
-        Budget(epsilon=[1.0, -2.0], cost=1.0)  # type: ignore[arg-type]
+        Budget(epsilon=[1.0, -2.0], cost=1.0)
 
 
 def test_lists_must_have_one_length() -> None:
     with pytest.raises(InvalidInputError, match="2 and 3 entries"):
-        Budget(epsilon=[1.0, 2.0], cost=[1.0, 2.0, 3.0])  # type: ignore[arg-type]
+        Budget(epsilon=[1.0, 2.0], cost=[1.0, 2.0, 3.0])
 
 
 def test_one_number_stands_for_all_devices() -> None:
-    epsilon, delta, cost = Budget(epsilon=[1, 2], cost=5).per_device(2)  # type: ignore[arg-type]
+    epsilon, delta, cost = Budget(epsilon=[1, 2], cost=5).per_device(2)
     assert epsilon.tolist() == [1, 2]
     assert delta.tolist() == [1e-4, 1e-4]
     assert cost.tolist() == [5, 5]
     with pytest.raises(InvalidInputError, match="2 values but there are 3 devices"):
-        Budget(epsilon=[1, 2], cost=5).per_device(3)  # type: ignore[arg-type]
+        Budget(epsilon=[1, 2], cost=5).per_device(3)
 
 
 @pytest.mark.parametrize("value", [-1, np.nan, np.inf, "x"])
@@ -54,7 +54,7 @@ def test_cost_is_the_papers() -> None:
 
 def test_samples_can_have_a_price() -> None:
     prices = Prices(
-        communication=[10, 20],  # type: ignore[arg-type]
+        communication=[10, 20],
         computation=1,
         computation_per_sample=0.5,
     )

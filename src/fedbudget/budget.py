@@ -1,5 +1,6 @@
 """What a device may spend, what things cost, and what a run costs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,7 +109,7 @@ def check_devices(budget: Budget, prices: Prices, num_devices: int) -> None:
             per_device(name, value, num_devices)
 
 
-def _set(frozen: Budget | Prices, values: dict[str, PerDevice]) -> None:
+def _set(frozen: Budget | Prices, values: Mapping[str, PerDevice]) -> None:
     lengths = {len(v) for v in values.values() if isinstance(v, np.ndarray)}
     if len(lengths) > 1:
         raise InvalidInputError(

@@ -1,5 +1,6 @@
 """Checks of arguments: each error names the argument, its value and the limit."""
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -8,7 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedbudget.errors import InvalidInputError
 
 Array: TypeAlias = NDArray[np.float64]
-PerDevice: TypeAlias = "float | Array"  # one number for all devices, or one each
+# One number for all devices, or one each; checked values are floats or arrays.
+PerDevice: TypeAlias = "float | Sequence[float] | Array"
 
 
 def floats(value: ArrayLike) -> Array:
@@ -16,7 +18,7 @@ def floats(value: ArrayLike) -> Array:
     return np.asarray(value, dtype=np.float64)
 
 
-def numbers(name: str, value: ArrayLike) -> PerDevice:
+def numbers(name: str, value: ArrayLike) -> float | Array:
     """Return a number as a float, and a sequence as a read-only float64 array."""
     try:
         array = np.array(value, dtype=np.float64)
@@ -44,7 +46,7 @@ def within(
     below: float = np.inf,
     most: float = np.inf,
     remedy: str = "",
-) -> PerDevice:
+) -> float | Array:
     """Return the numbers if every one is finite and inside the limits."""
     checked = numbers(name, value)
     array = np.asarray(checked)

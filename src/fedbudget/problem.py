@@ -10,9 +10,9 @@ Planning must not touch private rows. So every constant carries its source:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -60,7 +60,7 @@ class Constant:
         return f"{self.value:g} ({self.source}{note})"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, init=False, eq=False)
 class Problem:
     """Devices, rows and a loss: all that a plan needs, and no data.
 
@@ -71,19 +71,36 @@ class Problem:
 
     num_samples: Counts  # N_m: training rows of each device
     dim: int  # columns of a row
-    loss: str | Loss = "logistic"
-    num_classes: int | None = None  # for softmax
-    l2: float = 0.0
-    dissimilarity: str | float = "mild"  # iid, mild, strong, or a share of the gap
-    overrides: Mapping[str, Constant] = field(default_factory=dict)
+    model: Loss
+    dissimilarity: str | float  # iid, mild, strong, or a share of the gap
+    overrides: Mapping[str, Constant]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "num_samples", _counts(self.num_samples))
-        object.__setattr__(self, "dim", whole("dim", self.dim))
-        if isinstance(self.loss, str):
-            within("l2", self.l2, least=0)
-            loss = loss_named(self.loss, num_classes=self.num_classes, l2=self.l2)
-            object.__setattr__(self, "loss", loss)
+    def __init__(
+        self,
+        *,
+        num_samples: ArrayLike,
+        dim: int,
+        loss: str | Loss = "logistic",
+        num_classes: int | None = None,
+        l2: float = 0.0,
+        dissimilarity: str | float = "mild",
+        overrides: Mapping[str, Constant] | None = None,
+    ) -> None:
+        if isinstance(loss, str):
+            within("l2", l2, least=0)
+            loss = loss_named(loss, num_classes=num_classes, l2=l2)
+        values = {
+            "num_samples": _counts(num_samples),
+            "dim": whole("dim", dim),
+            "model": loss,
+            "dissimilarity": dissimilarity,
+            "overrides": MappingProxyType(dict(overrides or {})),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
         if isinstance(self.dissimilarity, str):
             choice("dissimilarity", self.dissimilarity, tuple(DISSIMILARITY))
         else:
@@ -96,11 +113,6 @@ class Problem:
                     f"{', '.join(sorted(known))} (privacy rests on lipschitz, which "
                     "follows from the loss)"
                 )
-
-    @property
-    def model(self) -> Loss:
-        """The loss, with its analytic constants."""
-        return cast(Loss, self.loss)  # __post_init__ has looked it up
 
     @property
     def num_devices(self) -> int:
@@ -138,7 +150,13 @@ class Problem:
         >>> better["smoothness"]
         0.1
         """
-        return replace(self, overrides={**self.overrides, **constants})
+        return Problem(
+            num_samples=self.num_samples,
+            dim=self.dim,
+            loss=self.model,
+            dissimilarity=self.dissimilarity,
+            overrides={**self.overrides, **constants},
+        )
 
     def with_public_sample(self, x: Floats, y: Labels) -> "Problem":
         """Return the problem with constants measured on rows that are not private."""

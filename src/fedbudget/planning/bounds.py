@@ -228,18 +228,23 @@ def _neighbours(
     setting: Setting, batch: NDArray[np.int64], steps: float, tau: float, eta: float
 ) -> list[tuple[int, int]]:
     """Return the whole-number pairs around the relaxed optimum that are affordable."""
-    pairs = []
-    for whole_tau in sorted({1, floor(tau), ceil(tau), ceil(tau) + 1}):
-        if whole_tau < 1 or step_condition(setting.problem, whole_tau, eta) > 1 + 1e-12:
+    rounds = {max(1, floor(steps / tau)), ceil(steps / tau)}
+    taus = {1, floor(tau), ceil(tau), ceil(tau) + 1}
+    for count in rounds:  # with a whole number of rounds, K takes another tau
+        taus |= {floor(steps / count), ceil(steps / count)}
+    pairs = set()
+    for whole_tau in taus - {0}:
+        if step_condition(setting.problem, whole_tau, eta) > 1 + 1e-12:
             continue
         most = max_rounds(
             setting.budget, setting.prices, tau=whole_tau, batch_size=batch
         )
-        near = {1, floor(steps / whole_tau), ceil(steps / whole_tau), most}
-        pairs += [(whole_tau, rounds) for rounds in near if 1 <= rounds <= most]
+        pairs |= {
+            (whole_tau, count) for count in {*rounds, 1, most} if 0 < count <= most
+        }
     if not pairs:
         raise InfeasibleBudgetError(
             f"no affordable whole numbers near K = {steps:g}, tau = {tau:g}: raise the "
             "cost budget or use planner='bound'"
         )
-    return sorted(set(pairs))
+    return sorted(pairs)

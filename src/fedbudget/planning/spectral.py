@@ -102,11 +102,11 @@ def _momentum(local: Array, beta: Array, rounds: Array) -> tuple[Array, Array]:
     z^2 - (local + beta) z + beta. What is left is e_R - beta e_{R-1}, and the noise
     gain is the sum of e_k^2 over k < R: three geometric series.
     """
-    a = local + beta
-    root = np.sqrt((a**2 - 4 * beta).astype(np.complex128))
-    root = np.where(np.abs(root) < 1e-3, 1e-3, root)  # a double root: step aside
-    z1, z2 = (a + root) / 2, (a - root) / 2
     with np.errstate(over="ignore", invalid="ignore"):
+        a = local + beta
+        root = np.sqrt((a**2 - 4 * beta).astype(np.complex128))
+        root = np.where(np.abs(root) < 1e-3, 1e-3, root)  # a double root: step aside
+        z1, z2 = (a + root) / 2, (a - root) / 2
         z1r, z2r = _power(z1, rounds), _power(z2, rounds)
         left = ((z1r * z1 - z2r * z2) - beta * (z1r - z2r)) / root
         gain = (

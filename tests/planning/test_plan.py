@@ -1,0 +1,287 @@
+"""Every plan is feasible, whatever is asked; and says what it is."""
+
+import json
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given, settings, strategies as st
+
+import fedbudget as fb
+from fedbudget.planning.planner import PLANNERS
+from fedbudget.privacy import dp_event
+
+ADULT = fb.Problem(num_samples=[1628] * 16, dim=102, dissimilarity="iid")
+BUDGET = fb.Budget(epsilon=4.0, delta=1e-4, cost=1000)
+PRICES = fb.Prices(communication=100, computation=1)
+
+positive = st.floats(1e-2, 1e4)
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[fb.Problem, fb.Budget, fb.Prices]:
+    """Draw a fleet of up to 5 devices with budgets and prices of their own."""
+    many = draw(st.integers(1, 5))
+
+    def some(values: st.SearchStrategy[float]) -> Any:
+        return draw(values | st.lists(values, min_size=many, max_size=many))
+
+    loss = draw(st.sampled_from(["logistic", "softmax", "hinge", "huber"]))
+    problem = fb.Problem(
+        num_samples=draw(st.lists(st.integers(1, 10**5), min_size=many, max_size=many)),
+        dim=draw(st.integers(1, 300)),
+        loss=loss,
+        num_classes=draw(st.integers(2, 12)) if loss == "softmax" else None,
+        l2=draw(st.sampled_from([0.0, 1e-3, 0.1])),
+        dissimilarity=draw(st.sampled_from(["iid", "strong"]) | st.floats(0, 2)),
+    )
+    budget = fb.Budget(
+        epsilon=some(st.floats(1e-2, 50)),
+        delta=some(st.floats(1e-9, 0.1)),
+        cost=some(st.floats(1, 1e5)),
+    )
+    prices = fb.Prices(
+        communication=some(st.just(0.0) | positive),
+        computation=some(st.just(0.0) | positive),
+        computation_per_sample=draw(st.sampled_from([0.0, 0.0, 0.01])),
+    )
+    return problem, budget, prices
+
+
+def check_feasible(plan: fb.Plan, problem: fb.Problem, budget: fb.Budget) -> None:
+    epsilon, delta, cost = budget.per_device(problem.num_devices)
+    assert (plan.epsilon <= epsilon).all() and (plan.cost <= cost).all()
+    assert (plan.epsilon >= 0.99 * epsilon).all()  # noise is the least that is enough
+    assert plan.steps == plan.tau * plan.rounds >= 1
+    assert plan.weights.sum() == pytest.approx(1) and (plan.weights >= 0).all()
+    assert (plan.batch_size >= 1).all()
+    assert (plan.batch_size <= problem.num_samples).all()
+    assert np.isfinite(plan.noise_std).all() and (plan.delta == delta).all()
+    assert np.isfinite([plan.predicted_loss, plan.epsilon_price, plan.cost_price]).all()
+    assert plan.epsilon_price >= 0 and plan.cost_price >= 0
+
+
+@settings(max_examples=250)
+@given(
+    question=questions(),
+    planner=st.sampled_from(sorted(PLANNERS)),
+    accountant=st.sampled_from(["gdp", "zcdp"]),
+    weights=st.sampled_from(["auto", "uniform", "size"]),
+)
+def test_every_plan_is_feasible(
+    question: tuple[fb.Problem, fb.Budget, fb.Prices],
+    planner: str,
+    accountant: str,
+    weights: str,
+) -> None:
+    problem, budget, prices = question
+    one_step = prices.run_cost(rounds=1, tau=1, batch_size=problem.num_samples)
+    try:
+        plan = fb.plan(
+            problem,
+            budget,
+            prices,
+            planner=planner,
+            accountant=accountant,
+            weights=weights,
+        )
+    except fb.InfeasibleBudgetError:
+        assert np.any(one_step > budget.cost)
+        return
+    check_feasible(plan, problem, budget)
+    paid = prices.run_cost(rounds=plan.rounds, tau=plan.tau, batch_size=plan.batch_size)
+    assert plan.cost == pytest.approx(np.broadcast_to(paid, plan.cost.shape))
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 10**6), accountant=st.sampled_from(["gdp", "zcdp"]))
+def test_plans_of_thousands_of_unlike_devices_are_feasible(
+    seed: int, accountant: str
+) -> None:
+    rng = np.random.default_rng(seed)
+    many = 3000
+    problem = fb.Problem(num_samples=rng.integers(1, 10**5, many), dim=30)
+    prices = fb.Prices(
+        communication=rng.uniform(0, 100, many), computation=rng.uniform(0, 10, many)
+    )
+    budget = fb.Budget(
+        epsilon=10 ** rng.uniform(-2, 2, many),
+        delta=10 ** rng.uniform(-9, -1, many),
+        cost=rng.uniform(200, 2000, many),
+    )
+    plan = fb.plan(problem, budget, prices, accountant=accountant)
+    check_feasible(plan, problem, budget)
+
+
+@settings(max_examples=8)
+@given(epsilon=st.floats(0.5, 8), cost=st.floats(150, 2000), device=st.integers(0, 2))
+def test_a_gdp_plan_spends_all_of_epsilon_by_googles_count(
+    epsilon: float, cost: float, device: int
+) -> None:
+    problem = fb.Problem(num_samples=[51, 1628, 10_000], dim=102)
+    budget = fb.Budget(epsilon=epsilon, delta=1e-4, cost=cost)
+    plan = fb.plan(problem, budget, PRICES)
+    google = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    run = plan.gradients(device, num_samples=problem.num_samples[device])
+    google.compose(dp_event(run))
+    # Its distribution is discretised upwards, by up to 1e-4 in epsilon.
+    assert 0.99 * epsilon <= google.get_epsilon(1e-4) <= epsilon + 2e-4
+
+
+def test_a_sampled_plan_is_within_budget() -> None:
+    plan = fb.plan(ADULT, BUDGET, PRICES, accountant="pld", batch_size=256)
+    assert plan.sampling == "poisson"
+    check_feasible(plan, ADULT, BUDGET)
+    unsampled = fb.plan(ADULT, BUDGET, PRICES, accountant="gdp", batch_size=256)
+    assert unsampled.sampling == "without-replacement"
+    assert plan.noise_std[0] / plan.steps**0.5 < unsampled.noise_std[0] / 5
+
+
+def test_planning_is_pure() -> None:
+    first, second = (fb.plan(ADULT, BUDGET, PRICES) for _ in range(2))
+    assert first.to_dict() == second.to_dict()
+
+
+@pytest.mark.parametrize("planner", sorted(PLANNERS))
+def test_a_plan_survives_json(planner: str) -> None:
+    plan = fb.plan(ADULT, BUDGET, PRICES, planner=planner)
+    plain = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
+    assert fb.Plan.from_dict(plain).to_dict() == plan.to_dict()
+    with pytest.raises(fb.InvalidInputError, match="missing or unknown: tau"):
+        fb.Plan.from_dict({key: value for key, value in plain.items() if key != "tau"})
+
+
+@pytest.mark.parametrize("planner", sorted(PLANNERS))
+def test_a_plan_says_why_and_what_binds(planner: str) -> None:
+    plan = fb.plan(ADULT, BUDGET, PRICES, planner=planner)
+    assert len(plan.reasons) >= 3
+    assert set(plan.binding) <= {"privacy", "cost"}
+    assert "replace one sample" in str(plan.privacy)
+
+
+def test_what_binds_follows_the_budgets() -> None:
+    def binding(epsilon: float, cost: float) -> tuple[str, ...]:
+        budget = fb.Budget(epsilon=epsilon, delta=1e-4, cost=cost)
+        return fb.plan(ADULT, budget, PRICES).binding
+
+    assert binding(0.1, 1e5) == ("privacy",)
+    assert "cost" in binding(50, 130)
+    assert binding(1e4, 1e6) != ("privacy", "cost")
+
+
+def test_unlike_devices_take_fewer_local_steps() -> None:
+    def tau(dissimilarity: float) -> int:
+        problem = fb.Problem(
+            num_samples=ADULT.num_samples, dim=102, dissimilarity=dissimilarity
+        )
+        return fb.plan(problem, BUDGET, PRICES).tau
+
+    assert tau(0.1) > tau(0.35) > tau(1.0)
+
+
+def test_noisy_devices_count_less() -> None:
+    problem = fb.Problem(num_samples=[10_000, 10_000, 50], dim=102)
+    plan = fb.plan(problem, BUDGET, PRICES)
+    assert plan.weights[2] < plan.weights[0] / 4
+    personal = fb.plan(
+        ADULT,
+        fb.Budget(epsilon=[0.1] + [4.0] * 15, cost=1000),
+        PRICES,
+    )
+    assert personal.weights[0] < personal.weights[1] / 4
+    assert personal.noise_std[0] > 10 * personal.noise_std[1]
+
+
+def test_priced_samples_make_batches_smaller() -> None:
+    prices = fb.Prices(communication=10, computation=0, computation_per_sample=0.1)
+    plan = fb.plan(ADULT, fb.Budget(epsilon=50, cost=1000), prices)
+    assert plan.batch_size.max() < 1628
+    check_feasible(plan, ADULT, fb.Budget(epsilon=50, cost=1000))
+
+
+def test_the_learning_rate_stays_stable() -> None:
+    for epsilon in (1, 10):
+        for smoothness in (0.25, 0.05):
+            problem = ADULT.with_constants(
+                smoothness=fb.Constant(value=smoothness, source="assumed")
+            )
+            plan = fb.plan(problem, fb.Budget(epsilon=epsilon, cost=1000), PRICES)
+            assert plan.learning_rate * smoothness < 2
+
+
+def test_what_is_given_is_kept() -> None:
+    sizes = np.arange(100, 116)
+    plan = fb.plan(ADULT, BUDGET, PRICES, batch_size=sizes, learning_rate=0.5)
+    assert plan.learning_rate == 0.5
+    assert (plan.batch_size == sizes).all()
+    uniform = fb.plan(ADULT, BUDGET, PRICES, weights="uniform")
+    assert (uniform.weights == 1 / 16).all()
+
+
+class TestBadInput:
+    """One line each: the name, the value, the limit, the remedy."""
+
+    @pytest.mark.parametrize(
+        "how, message",
+        [
+            ({"planner": "best"}, "planner 'best' is not known: choose one of"),
+            ({"accountant": "rdp"}, "accountant 'rdp' is not known"),
+            ({"weights": "random"}, "weights 'random' is not known"),
+            ({"batch_size": 0}, "batch_size must be at least 1"),
+            ({"batch_size": 1.5}, "batch_size must be a whole number"),
+            ({"batch_size": [5, 5]}, "2 values but there are 16 devices"),
+            ({"batch_size": [9999] * 16}, "9999 of device 0 is above its 1628 samples"),
+            ({"learning_rate": 0}, "learning_rate must be above 0"),
+            ({"learning_rate": float("nan")}, "learning_rate must be above 0"),
+            ({"learning_rate": 5, "planner": "paper"}, "take at most 4"),
+            ({"learning_rate": 5, "planner": "bound"}, "take at most 4"),
+        ],
+    )
+    def test_arguments(self, how: dict[str, Any], message: str) -> None:
+        with pytest.raises(fb.InvalidInputError, match=message):
+            fb.plan(ADULT, BUDGET, PRICES, **how)
+
+    def test_a_cost_below_one_round(self) -> None:
+        budget = fb.Budget(epsilon=1, cost=[1000] * 3 + [50] + [1000] * 12)
+        with pytest.raises(
+            fb.InfeasibleBudgetError,
+            match=r"cost budget 50 of device 3 is below .* 101: raise the budget",
+        ):
+            fb.plan(ADULT, budget, PRICES)
+
+    def test_lists_of_another_length(self) -> None:
+        budget = fb.Budget(epsilon=[1, 2], cost=1000)
+        with pytest.raises(fb.InvalidInputError, match="2 values but there are 16"):
+            fb.plan(ADULT, budget, PRICES)
+
+    @pytest.mark.parametrize("planner", sorted(PLANNERS))
+    @pytest.mark.parametrize(
+        "prices",
+        [
+            fb.Prices(communication=0, computation=0),
+            fb.Prices(communication=0, computation=1),
+            fb.Prices(communication=100, computation=0),
+        ],
+        ids=str,
+    )
+    def test_zero_prices_give_a_sensible_plan(
+        self, planner: str, prices: fb.Prices
+    ) -> None:
+        plan = fb.plan(ADULT, BUDGET, prices, planner=planner)
+        check_feasible(plan, ADULT, BUDGET)
+
+    @pytest.mark.parametrize("planner", sorted(PLANNERS))
+    def test_one_device_with_one_sample(self, planner: str) -> None:
+        problem = fb.Problem(num_samples=[1], dim=1)
+        plan = fb.plan(problem, BUDGET, PRICES, planner=planner)
+        check_feasible(plan, problem, BUDGET)
+
+    @pytest.mark.parametrize("planner", sorted(PLANNERS))
+    @pytest.mark.parametrize("epsilon, cost", [(1e-6, 101), (1e6, 1e12), (1e-3, 1e12)])
+    def test_tiny_and_huge_budgets(
+        self, planner: str, epsilon: float, cost: float
+    ) -> None:
+        budget = fb.Budget(epsilon=epsilon, delta=1e-9, cost=cost)
+        check_feasible(fb.plan(ADULT, budget, PRICES, planner=planner), ADULT, budget)
