@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.planning.affordable import max_rounds, tau_grid
+from fedbudget.planning.affordable import affordable_pairs, max_rounds
 from fedbudget.planning.bounds import (
     largest_rate,
     noise_floor,
@@ -121,12 +121,8 @@ def test_the_bound_planner_finds_the_lowest_bound() -> None:
     plan = fb.plan(ADULT, budget, PRICES, planner="bound", learning_rate=0.5)
     sigma1 = plan.noise_std[0] / plan.steps**0.5
     best = np.inf
-    for tau in tau_grid(budget, PRICES, batch_size=1628):
-        if step_condition(ADULT, tau, 0.5) > 1:
-            continue
-        for rounds in range(
-            1, 1 + max_rounds(budget, PRICES, tau=tau, batch_size=1628)
-        ):
+    for tau, rounds in affordable_pairs(budget, PRICES, batch_size=1628):
+        if step_condition(ADULT, tau, 0.5) <= 1:
             V = 102 * sigma1**2 * tau * rounds
             floor = noise_floor(ADULT, tau, 0.5, (V / 16, V))
             steps = np.array(float(tau * rounds))

@@ -53,7 +53,8 @@ def questions(draw: st.DrawFn) -> tuple[fb.Problem, fb.Budget, fb.Prices]:
 def check_feasible(plan: fb.Plan, problem: fb.Problem, budget: fb.Budget) -> None:
     epsilon, delta, cost = budget.per_device(problem.num_devices)
     assert (plan.epsilon <= epsilon).all() and (plan.cost <= cost).all()
-    assert (plan.epsilon >= 0.99 * epsilon).all()  # noise is the least that is enough
+    if epsilon.min() > 1e-3:  # below, delta alone already allows some noise level
+        assert (plan.epsilon >= 0.99 * epsilon).all()
     assert plan.steps == plan.tau * plan.rounds >= 1
     assert plan.weights.sum() == pytest.approx(1) and (plan.weights >= 0).all()
     assert (plan.batch_size >= 1).all()
@@ -63,7 +64,7 @@ def check_feasible(plan: fb.Plan, problem: fb.Problem, budget: fb.Budget) -> Non
     assert plan.epsilon_price >= 0 and plan.cost_price >= 0
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(
     question=questions(),
     planner=st.sampled_from(sorted(PLANNERS)),
@@ -168,7 +169,7 @@ def test_what_binds_follows_the_budgets() -> None:
 
     assert binding(0.1, 1e5) == ("privacy",)
     assert "cost" in binding(50, 130)
-    assert binding(1e4, 1e6) != ("privacy", "cost")
+    assert binding(1e4, 1e6) == ()
 
 
 def test_unlike_devices_take_fewer_local_steps() -> None:
@@ -279,7 +280,9 @@ class TestBadInput:
         check_feasible(plan, problem, BUDGET)
 
     @pytest.mark.parametrize("planner", sorted(PLANNERS))
-    @pytest.mark.parametrize("epsilon, cost", [(1e-6, 101), (1e6, 1e12), (1e-3, 1e12)])
+    @pytest.mark.parametrize(
+        "epsilon, cost", [(1e-300, 101), (1e-6, 101), (1e6, 1e12), (1e-3, 1e12)]
+    )
     def test_tiny_and_huge_budgets(
         self, planner: str, epsilon: float, cost: float
     ) -> None:

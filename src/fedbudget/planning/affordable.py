@@ -1,7 +1,7 @@
 """Which pairs of tau and rounds every device can pay for, before any is scored."""
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedbudget.budget import Budget, Prices
 from fedbudget.checks import floats
@@ -26,45 +26,62 @@ def max_rounds(
     return int(min(rounds, MAX_STEPS // tau))
 
 
-def tau_grid(budget: Budget, prices: Prices, *, batch_size: ArrayLike) -> list[int]:
-    """Return values of tau to try: small ones, then a quarter apart.
+def longest_tau(
+    budget: Budget, prices: Prices, *, rounds: int, batch_size: ArrayLike
+) -> int:
+    """Return the largest tau of which every device can pay for so many rounds.
+
+    Zero where they cannot pay for one step each.
+
+    >>> budget = Budget(epsilon=4, cost=1000)
+    >>> prices = Prices(communication=100, computation=1)
+    >>> longest_tau(budget, prices, rounds=9, batch_size=256)
+    11
+    """
+    left = floats(budget.cost) / rounds - floats(prices.communication)
+    step = prices.step_cost(batch_size=batch_size)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = np.where(step > 0, left / step, np.where(left >= 0, np.inf, -1))
+    most = MAX_STEPS // rounds
+    tau = int(np.clip(ratio.min(), 0, most))
+    # The division may have rounded across a whole number, up or down.
+    for candidate in range(min(tau + 1, most), max(tau - 2, 0), -1):
+        if max_rounds(budget, prices, tau=candidate, batch_size=batch_size) >= rounds:
+            return candidate
+    return 0
+
+
+def affordable_pairs(
+    budget: Budget, prices: Prices, *, batch_size: ArrayLike
+) -> list[tuple[int, int]]:
+    """Return pairs (tau, rounds) to try: all on the edge of the budget, some within.
 
     Raises:
         InfeasibleBudgetError: A device cannot pay for a single round of one step.
     """
     check_one_round(budget, prices, batch_size=batch_size)
-    longest = _longest_tau(budget, prices, batch_size=batch_size)
-    spaced = np.geomspace(1, longest, num=2 + int(np.log(longest) / np.log(1.25)))
-    return sorted({*map(int, spaced), longest})
-
-
-def _longest_tau(budget: Budget, prices: Prices, *, batch_size: ArrayLike) -> int:
-    """Return the largest tau that leaves every device one round."""
-    left = floats(budget.cost) - floats(prices.communication)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = left / prices.step_cost(batch_size=batch_size)
-    longest = int(np.nanmin(np.minimum(ratio, MAX_STEPS)))
-    # The division may have rounded across a whole number, up or down.
-    longest += max_rounds(budget, prices, tau=longest + 1, batch_size=batch_size) > 0
-    pays = max_rounds(budget, prices, tau=longest, batch_size=batch_size) > 0
-    return max(1, min(longest if pays else longest - 1, MAX_STEPS))
-
-
-def rounds_grid(most: int) -> NDArray[np.int64]:
-    """Return numbers of rounds to try, from one up to all that are affordable."""
-    shares = np.array([1.0, 0.7, 0.5, 0.25, 0.1, 0.01])
-    return np.unique(np.maximum(1, np.floor(most * shares)).astype(np.int64))
+    most = max_rounds(budget, prices, tau=1, batch_size=batch_size)
+    spaced = np.geomspace(1, most, num=1 + int(np.log(most) / np.log(1.4)))
+    pairs = []
+    for rounds in sorted({*range(1, min(most, 10) + 1), *map(int, spaced), most}):
+        tau = longest_tau(budget, prices, rounds=rounds, batch_size=batch_size)
+        while tau >= 1:
+            pairs.append((tau, rounds))
+            tau = min(tau - 1, int(0.75 * tau))
+    return pairs
 
 
 def check_one_round(budget: Budget, prices: Prices, *, batch_size: ArrayLike) -> None:
     """Raise unless every device can pay for one round of one step."""
     price = prices.run_cost(rounds=1, tau=1, batch_size=batch_size)
-    price, cost = np.broadcast_arrays(np.atleast_1d(price), floats(budget.cost))
-    short = price > cost
+    price, cost = np.broadcast_arrays(price, floats(budget.cost))
+    short = np.atleast_1d(price > cost)
     if short.any():
         device = int(np.argmax(short))
+        whose = f" of device {device}" if short.size > 1 else ""
+        remedy = f", or leave out the {int(short.sum())} device(s) that cannot pay"
         raise InfeasibleBudgetError(
-            f"cost budget {cost[device]:g} of device {device} is below the price of "
-            f"one round with one step, {price[device]:g}: raise the budget, lower the "
-            f"prices, or leave out the {int(short.sum())} device(s) that cannot pay"
+            f"cost budget {cost.flat[device]:g}{whose} is below the price of one round "
+            f"with one step, {price.flat[device]:g}: raise the budget or lower the "
+            f"prices{remedy if 0 < short.sum() < short.size else ''}"
         )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedbudget.checks import Array, floats
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError, MissingExtraError
-from fedbudget.planning.affordable import MAX_STEPS, max_rounds, rounds_grid, tau_grid
+from fedbudget.planning.affordable import MAX_STEPS, affordable_pairs, max_rounds
 from fedbudget.planning.choices import Choice, Setting
 from fedbudget.planning.weighting import target_weights
 from fedbudget.problem import Problem
@@ -113,24 +113,21 @@ def choose_bound(setting: Setting) -> Choice:
     variance = _variances(setting, weights, batch)
     if setting.learning_rate is not None:
         _check_rate(problem, setting.learning_rate)
-    best: tuple[float, int, int, float] | None = None
-    for tau in tau_grid(setting.budget, setting.prices, batch_size=batch):
+    best = (np.inf, 0, 0, 0.0)
+    for tau, rounds in affordable_pairs(
+        setting.budget, setting.prices, batch_size=batch
+    ):
         limit = largest_rate(problem, tau)
-        rates = limit * np.geomspace(1e-3, 1, 40)
-        if setting.learning_rate is not None:
-            rates = np.array([setting.learning_rate])
-            if setting.learning_rate > limit:
-                break  # the condition only gets tighter with tau
-        most = max_rounds(setting.budget, setting.prices, tau=tau, batch_size=batch)
-        for rounds in rounds_grid(most):
+        given = setting.learning_rate
+        rates = (
+            limit * np.geomspace(1e-3, 1, 40) if given is None else np.array([given])
+        )
+        if rates[-1] <= limit:
             steps = np.array(float(tau * rounds))
             floors = noise_floor(problem, tau, rates, variance(float(steps)))
             bounds = sound_bound(problem, steps, rates, floors)
             index = int(np.argmin(bounds))
-            found = (float(bounds[index]), tau, int(rounds), float(rates[index]))
-            best = found if best is None else min(best, found)
-    if best is None:  # tau = 1 is always tried: only a caller's own grid gets here
-        raise InfeasibleBudgetError("no affordable plan keeps the step condition")
+            best = min(best, (float(bounds[index]), tau, rounds, float(rates[index])))
     loss, tau, rounds, eta = best
     return Choice(
         tau=tau,

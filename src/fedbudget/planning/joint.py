@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.checks import Array, floats
-from fedbudget.planning.affordable import max_rounds, rounds_grid, tau_grid
+from fedbudget.planning.affordable import affordable_pairs, longest_tau
 from fedbudget.planning.choices import Choice, Setting
 from fedbudget.planning.spectral import Response, Schedule, Spectrum, respond
 from fedbudget.planning.weighting import (
@@ -106,26 +106,22 @@ def _search(setting: Setting, spectrum: Spectrum, option: Candidates) -> Found:
     given = setting.learning_rate
     rates = limit * np.geomspace(1e-3, 1, 13) if given is None else np.array([given])
     budget, batch = setting.budget, option.batch_size
-    coarse = [
-        (tau, rounds)
-        for tau in tau_grid(budget, setting.prices, batch_size=batch)
-        for rounds in rounds_grid(
-            max_rounds(budget, setting.prices, tau=tau, batch_size=batch)
-        )
-    ]
+    coarse = affordable_pairs(budget, setting.prices, batch_size=batch)
     best = _score(setting, spectrum, option, coarse, rates, _MOMENTA)
-    taus = {round(best.tau * factor) for factor in np.linspace(0.8, 1.25, 7)}
-    fine = []
-    for tau in sorted(tau for tau in taus | {best.tau} if tau > 0):
-        most = max_rounds(budget, setting.prices, tau=tau, batch_size=batch)
-        near = {most, best.rounds, best.rounds - 1, best.rounds + 1}
-        fine += [(tau, rounds) for rounds in sorted(near) if 0 < rounds <= most]
+    fine = set()
+    for rounds in {best.rounds + change for change in (-2, -1, 0, 1, 2)}:
+        if rounds > 0:
+            longest = longest_tau(
+                budget, setting.prices, rounds=rounds, batch_size=batch
+            )
+            taus = {longest, *np.rint(best.tau * np.linspace(0.75, 1.3, 9)).astype(int)}
+            fine |= {(int(tau), rounds) for tau in taus if 0 < tau <= longest}
     if given is None:
         rates = np.unique(
             np.minimum(best.learning_rate * np.geomspace(0.6, 1.7, 9), limit)
         )
     momenta = np.clip(np.round(best.momentum + np.linspace(-0.2, 0.2, 9), 2), 0, 0.9)
-    refined = _score(setting, spectrum, option, fine, rates, momenta)
+    refined = _score(setting, spectrum, option, sorted(fine), rates, momenta)
     return min(best, refined, key=lambda found: found.loss)
 
 

@@ -30,8 +30,10 @@ PLANNERS: MappingProxyType[str, Callable[[Setting], Choice]] = MappingProxyType(
 
 # A budget binds if this much more of it ...
 _MORE = 0.1
-# ... would lower the predicted loss by at least this share.
+# ... would lower the predicted loss by at least this share of it ...
 _WORTHWHILE = 0.01
+# ... and of the loss before training: what is smaller than that, nobody notices.
+_NOTICEABLE = 1e-4
 
 
 def plan(
@@ -111,10 +113,12 @@ def _worth(
         setting.budget.epsilon
     )
     more_cost = np.mean(with_cost.budget.cost) - np.mean(setting.budget.cost)
+    least = _NOTICEABLE * setting.problem["initial_gap"]
+    binding = (name for name, share in shares.items() if share > _WORTHWHILE)
     return Worth(
         epsilon_price=saved["privacy"] / float(more_epsilon),
         cost_price=saved["cost"] / float(more_cost),
-        binding=tuple(name for name, share in shares.items() if share > _WORTHWHILE),
+        binding=tuple(name for name in binding if saved[name] > least),
         reason=(
             f"{more_epsilon:.3g} more epsilon would lower that loss by "
             f"{shares['privacy']:.1%}; {more_cost:.4g} more cost, by "

@@ -154,7 +154,7 @@ def _nudge(
     """Move all entries a hair to the safe side, then those further that need it."""
     index = np.arange(values.size)
     while index.size:
-        values[index] += by * np.maximum(values[index], 1e-6)
+        values[index] += by * np.maximum(values[index], 1e-300)
         by *= 2  # twice as far each time: it ends, however flat the function is
         index = index[wrong(values[index], index)]
     return values
