@@ -82,7 +82,7 @@ def choose_paper(setting: Setting) -> Choice:
         floor_ = noise_floor(problem, tau, eta, variance(steps))
         return paper_bound(problem, steps, eta, float(floor_))
 
-    relaxed = _relaxed_tau(setting, batch)
+    relaxed = relaxed_tau(setting, batch)
     longest = _most_steps(setting, batch)
     real = _minimise(lambda steps: objective(steps, relaxed(steps)), longest)
     tau, rounds = min(
@@ -106,7 +106,7 @@ def choose_paper(setting: Setting) -> Choice:
 
 
 def choose_bound(setting: Setting) -> Choice:
-    """Search whole numbers for the lowest sound bound, the step condition kept."""
+    """Search whole numbers for the lowest sound bound (paper: control-model-2)."""
     problem = setting.problem
     batch = _batch(setting)
     weights = target_weights(problem, setting.weights)
@@ -182,9 +182,7 @@ def _variances(
     )
 
 
-def _relaxed_tau(
-    setting: Setting, batch: NDArray[np.int64]
-) -> Callable[[float], float]:
+def relaxed_tau(setting: Setting, batch: NDArray[np.int64]) -> Callable[[float], float]:
     """Return tau as a function of K (paper: opt_tau), for the poorest device."""
     c1 = floats(setting.prices.communication)
     c2 = setting.prices.step_cost(batch_size=batch)

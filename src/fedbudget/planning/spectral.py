@@ -6,9 +6,6 @@ best loss over the eigenvectors in proportion to them, and a linear iteration wi
 can be followed exactly, mode by mode: tau local steps, averaging, server momentum. Two
 terms are for unlike devices, whose own optima differ from the common one: local steps
 pull each towards its own (drift), and weights other than the target's pull the average.
-
-On Adult, with the constants that `Problem` assumes, it predicts the training loss to
-within 0.004 (i.i.d. devices) and 0.016 (split by education): docs/paper.md says how.
 """
 
 from dataclasses import dataclass

@@ -32,7 +32,10 @@ class Weighting:
 
 
 def target_weights(problem: Problem, weights: str) -> Array:
-    """Return the weights of the objective: every device alike, or every sample."""
+    """Return the weights of the objective (paper: problem).
+
+    Uniform weighs every device alike, as the paper does; size weighs every sample.
+    """
     choice("weights", weights, WEIGHTS)
     size = problem.num_samples if weights == "size" else np.ones(problem.num_devices)
     return np.asarray(size / size.sum())

@@ -104,7 +104,7 @@ class GaussianAccountant(Accountant):
         prior_mu: ArrayLike = 0.0,
         at_most: ArrayLike | None = None,
     ) -> Array:
-        """Return the epsilon that each device spends; exact or too high."""
+        """Return the epsilon that each device spends (paper: eps_k)."""
         return self.epsilon_from_mu(
             np.hypot(run.mu, floats(prior_mu)), delta, at_most=at_most
         )

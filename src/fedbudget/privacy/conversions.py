@@ -18,7 +18,7 @@ _SQRT_2PI = math.sqrt(2 * math.pi)
 
 
 def epsilon_from_rho(rho: ArrayLike, delta: ArrayLike) -> Array:
-    """Return the epsilon of rho-zCDP (paper: Lemma zcdp-dp).
+    """Return the epsilon of rho-zCDP (paper: zcdp-dp).
 
     >>> float(epsilon_from_rho(0.16, 1e-4))
     2.587...
@@ -28,7 +28,7 @@ def epsilon_from_rho(rho: ArrayLike, delta: ArrayLike) -> Array:
 
 
 def rho_from_epsilon(epsilon: ArrayLike, delta: ArrayLike) -> Array:
-    """Return the rho that spends exactly epsilon (inverse of Lemma zcdp-dp)."""
+    """Return the rho that spends exactly epsilon (paper: opt_sigma)."""
     # Departs from the paper's Z, whose other root overspends: docs/paper.md, erratum 1.
     eps, log_term = floats(epsilon), np.log(1 / floats(delta))
     return np.asarray((eps / (np.sqrt(log_term + eps) + np.sqrt(log_term))) ** 2)

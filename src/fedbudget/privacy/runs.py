@@ -35,12 +35,15 @@ class NoisyGradients:
 
     @property
     def mu(self) -> Array:
-        """The run's Gaussian-DP parameter, as if nothing were sampled."""
+        """The run's Gaussian-DP parameter, as if nothing were sampled.
+
+        Steps add up in mu^2, as they do in rho (paper: composition).
+        """
         return 2 * np.sqrt(floats(self.steps)) / self.noise_multiplier
 
     @property
     def rho(self) -> Array:
-        """The zCDP of the whole run (paper: rho_m = 2 K G^2 / (X_m^2 sigma_m^2))."""
+        """The zCDP of the whole run, 2 K G^2 / (X_m^2 sigma_m^2) (paper: rho-zcdp)."""
         return self.mu**2 / 2
 
 
