@@ -1,0 +1,340 @@
+"""The local steps of one device, compiled: one score per row."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.extending import overload
+
+from fedbudget.devices.compiled import compiled
+from fedbudget.devices.elementary import fast_exp
+from fedbudget.devices.random_numbers import (
+    BATCHES,
+    NOISE,
+    draw_poisson,
+    draw_subset,
+    fill_normals,
+    restore,
+    stream,
+)
+from fedbudget.devices.rows import DenseRows, OneHotRows, SparseRows
+from fedbudget.devices.vectors import (
+    RUN,
+    add,
+    load,
+    multiply,
+    multiply_add,
+    splat,
+    store,
+    total,
+)
+
+f32 = np.float32
+LOGISTIC, HINGE, HUBER, SOFTMAX = 0, 1, 2, 3
+FULL, FIXED, POISSON = 0, 1, 2
+CODE = np.uint64(0xFFFF)  # the bits of one one-hot code
+
+
+class Work(NamedTuple):
+    """What devices do in a round, as plain numbers and arrays."""
+
+    loss: int
+    threshold: Any  # float32: where Huber's loss turns linear
+    l2: Any  # float32
+    sampling: int
+    tau: int
+    learning_rate: Any  # float32
+    batch_size: Any  # int64, shape (M,)
+    noise_std: Any  # float32, shape (M,)
+
+
+class Scratch(NamedTuple):
+    """One thread's working memory: no allocation inside loops.
+
+    Buffers over parameters are padded to whole runs, and one more.
+    """
+
+    theta: Any  # float32, over parameters
+    gradient: Any  # float32, over parameters
+    noise: Any  # float32, over parameters
+    order: Any  # uint32, over rows of the largest device: 0, 1, 2, .. between steps
+    picks: Any  # uint32, over rows
+    labels: Any  # float32, over rows of the batch
+    scores: Any  # float32, over rows of the batch: scores, then slopes
+    table: Any  # float32, over one-hot codes: filled from theta before each step
+    sums: Any  # float32, twice over one-hot codes: slopes summed by code
+
+
+@compiled
+def slopes(loss: Any, threshold: Any, scores: Any, y: Any, size: Any) -> None:
+    """Replace scores by d loss / d score."""
+    if loss == LOGISTIC:
+        for i in range(size):
+            scores[i] = -y[i] / (f32(1.0) + fast_exp(y[i] * scores[i]))
+    elif loss == HINGE:
+        for i in range(size):
+            scores[i] = -y[i] if y[i] * scores[i] < f32(1.0) else f32(0.0)
+    else:
+        for i in range(size):
+            scores[i] = min(max(scores[i] - y[i], -threshold), threshold)
+
+
+@compiled
+def gather(source: Any, first: Any, rows: Any, size: Any, out: Any) -> None:
+    """out[i] = source[first + rows[i]], so that the next loop reads without jumps."""
+    for i in range(size):
+        out[i] = source[np.uint64(first) + rows[i]]
+
+
+def add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
+    """Write the sum of the gradients of a batch into scratch.gradient.
+
+    The batch is scratch.order[:size]; its labels are in scratch.labels.
+    """
+    raise NotImplementedError
+
+
+@compiled
+def dense_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
+    """Sum the gradients of dense rows, four rows at a time.
+
+    Four rows share each load of theta, and each load and store of the gradient. Blocks
+    of rows small enough for the cache are read from memory once for both passes.
+    """
+    x, labels, scores = rows.x, scratch.labels, scratch.scores
+    width = rows.width
+    first_row = rows.offsets[device]
+    scratch.gradient[:] = f32(0.0)
+    block = max(4, min(32, 8192 // width // 4 * 4))
+    places = np.empty(4, dtype=np.int64)
+    for start in range(0, size, block):
+        count = min(block, size - start)
+        for b in range(0, count, 4):
+            for i in range(4):
+                row = scratch.order[start + min(b + i, count - 1)]
+                places[i] = (first_row + np.int64(row)) * width
+            dense_scores(x, places, scratch.theta, width, scores, start + b)
+        slopes(
+            work.loss, work.threshold, scores[start:], labels[start:], count
+        )
+        for b in range(0, count, 4):
+            for i in range(4):
+                row = scratch.order[start + min(b + i, count - 1)]
+                places[i] = (first_row + np.int64(row)) * width
+                if b + i >= count:
+                    scores[start + b + i] = f32(0.0)
+            dense_add(x, places, scores, start + b, scratch.gradient, width)
+
+
+@compiled
+def dense_scores(
+    x: Any, places: Any, theta: Any, width: Any, scores: Any, b: Any
+) -> None:
+    """Write scores[b : b + 4], of the rows that start at x[places]."""
+    p0, p1, p2, p3 = places[0], places[1], places[2], places[3]
+    s0 = s1 = s2 = s3 = splat(f32(0.0))
+    for i in range(0, width, RUN):
+        t = load(theta, i)
+        s0 = multiply_add(load(x, p0 + i), t, s0)
+        s1 = multiply_add(load(x, p1 + i), t, s1)
+        s2 = multiply_add(load(x, p2 + i), t, s2)
+        s3 = multiply_add(load(x, p3 + i), t, s3)
+    scores[b] = total(s0)
+    scores[b + 1] = total(s1)
+    scores[b + 2] = total(s2)
+    scores[b + 3] = total(s3)
+
+
+@compiled
+def dense_add(
+    x: Any, places: Any, scores: Any, b: Any, gradient: Any, width: Any
+) -> None:
+    """Add scores[b : b + 4] times the rows that start at x[places] to the gradient."""
+    p0, p1, p2, p3 = places[0], places[1], places[2], places[3]
+    a0, a1 = splat(scores[b]), splat(scores[b + 1])
+    a2, a3 = splat(scores[b + 2]), splat(scores[b + 3])
+    for i in range(0, width, RUN):
+        left = multiply_add(a0, load(x, p0 + i), load(gradient, i))
+        left = multiply_add(a1, load(x, p1 + i), left)
+        right = multiply(a2, load(x, p2 + i))
+        right = multiply_add(a3, load(x, p3 + i), right)
+        store(gradient, i, add(left, right))
+
+
+@compiled
+def one_hot_gradient(
+    rows: Any, device: Any, size: Any, work: Any, scratch: Any
+) -> None:
+    """Sum the gradients of one-hot rows: look up, add, and count by code."""
+    table, sums, scores = scratch.table, scratch.sums, scratch.scores
+    words, first_row, order = rows.words, rows.offsets[device], scratch.order
+    fill_table(rows, scratch.theta, table)
+    for w in range(words.shape[1]):
+        for b in range(size):
+            word = words[np.uint64(first_row) + order[b], w]
+            score = (
+                table[word & CODE]
+                + table[(word >> np.uint64(16)) & CODE]
+                + table[(word >> np.uint64(32)) & CODE]
+                + table[word >> np.uint64(48)]
+            )
+            scores[b] = score if w == 0 else scores[b] + score
+    slopes(work.loss, work.threshold, scores, scratch.labels, size)
+    sums[:] = f32(0.0)
+    half = np.uint64(len(sums) // 2)
+    for w in range(words.shape[1]):
+        for b in range(size):
+            # Two copies of the sums by turns: rows in a row often share a code, and
+            # the second would wait for the first to be stored.
+            copy = np.uint64(b & 1) * half
+            slope = scores[b]
+            word = words[np.uint64(first_row) + order[b], w]
+            sums[copy + (word & CODE)] += slope
+            sums[copy + ((word >> np.uint64(16)) & CODE)] += slope
+            sums[copy + ((word >> np.uint64(32)) & CODE)] += slope
+            sums[copy + (word >> np.uint64(48))] += slope
+    sum_table(rows, sums, scratch.gradient)
+
+
+@compiled
+def fill_table(rows: Any, theta: Any, table: Any) -> None:
+    """Fill the table of one-hot codes from theta, scaled by the rows' value.
+
+    Entries past the end of a group hold a neighbour's sum, and no code points there.
+    """
+    value = splat(rows.value)
+    if len(rows.pairs) == 0:
+        for i in range(0, rows.table_size - 1, RUN):
+            store(table, i, multiply(value, load(theta, i)))
+        table[rows.table_size - 1] = f32(0.0)
+        return
+    for p in range(len(rows.pairs)):
+        first, num_first, second, num_second, place = rows.pairs[p]
+        for i in range(first, first + num_first):
+            base = splat(theta[i])
+            for j in range(second, second + num_second, RUN):
+                store(table, place, multiply(value, add(base, load(theta, j))))
+                place += RUN
+
+
+@compiled
+def sum_table(rows: Any, sums: Any, gradient: Any) -> None:
+    """Turn sums by code into the gradient: the reverse of `fill_table`."""
+    value = splat(rows.value)
+    half = len(sums) // 2
+    gradient[:] = f32(0.0)
+    if len(rows.pairs) == 0:
+        for i in range(0, rows.table_size - 1, RUN):
+            both = add(load(sums, i), load(sums, half + i))
+            store(gradient, i, multiply(value, both))
+        return
+    for p in range(len(rows.pairs)):
+        first, num_first, second, num_second, place = rows.pairs[p]
+        for i in range(first, first + num_first):
+            line = splat(f32(0.0))
+            for j in range(second, second + num_second, RUN):
+                both = add(load(sums, place), load(sums, half + place))
+                both = multiply(value, both)
+                line = add(line, both)
+                store(gradient, j, add(load(gradient, j), both))
+                place += RUN
+            gradient[i] += total(line)
+
+
+@compiled
+def sparse_gradient(
+    rows: Any, device: Any, size: Any, work: Any, scratch: Any
+) -> None:
+    """Sum the gradients of compressed sparse rows."""
+    theta, gradient, scores = scratch.theta, scratch.gradient, scratch.scores
+    columns, values = rows.columns, rows.values
+    first_row, order = rows.offsets[device], scratch.order
+    for b in range(size):
+        row = np.uint64(first_row) + order[b]
+        score = f32(0.0)
+        for k in range(rows.starts[row], rows.starts[row + np.uint64(1)]):
+            score += values[k] * theta[columns[k]]
+        scores[b] = score
+    slopes(work.loss, work.threshold, scores, scratch.labels, size)
+    gradient[:] = f32(0.0)
+    for b in range(size):
+        row = np.uint64(first_row) + order[b]
+        slope = scores[b]
+        for k in range(rows.starts[row], rows.starts[row + np.uint64(1)]):
+            gradient[columns[k]] += slope * values[k]
+
+
+@overload(add_gradient)
+def _add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> Any:
+    """Choose by the layout of the rows, when the caller is compiled."""
+    chosen = {
+        DenseRows: dense_gradient,
+        OneHotRows: one_hot_gradient,
+        SparseRows: sparse_gradient,
+    }[rows.instance_class]
+
+    def call(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
+        chosen(rows, device, size, work, scratch)
+
+    return call
+
+
+@compiled
+def add_scaled(out: Any, scale: Any, source: Any) -> None:
+    """out += scale * source, over whole runs."""
+    scales = splat(scale)
+    for i in range(0, len(out), RUN):
+        store(out, i, multiply_add(scales, load(source, i), load(out, i)))
+
+
+@compiled
+def draw_batch(
+    rows: Any, device: Any, step: Any, seed: Any, work: Any, scratch: Any
+) -> Any:
+    """Write the rows of a step into scratch.order; return how many, and the divisor."""
+    num_samples = rows.offsets[device + 1] - rows.offsets[device]
+    size = work.batch_size[device]
+    if work.sampling == FULL or (work.sampling == FIXED and size >= num_samples):
+        return num_samples, num_samples
+    state, gamma = stream(seed, device, step, BATCHES)
+    if work.sampling == POISSON:
+        return draw_poisson(scratch.order, num_samples, size, state, gamma), size
+    draw_subset(scratch.order, scratch.picks, size, num_samples, state, gamma)
+    return size, size
+
+
+@compiled
+def undo_batch(
+    rows: Any, device: Any, drawn: Any, work: Any, scratch: Any
+) -> None:
+    """Put scratch.order back to 0, 1, 2, .. after a step."""
+    num_samples = rows.offsets[device + 1] - rows.offsets[device]
+    if work.sampling == FIXED and drawn < num_samples:
+        restore(scratch.order, scratch.picks, drawn, num_samples)
+
+
+@compiled
+def device_steps(
+    rows: Any, device: Any, first_step: Any, noisy: Any, seed: Any, work: Any, scratch: Any
+) -> None:
+    """Take tau steps from scratch.theta in place, the first `noisy` of them with noise.
+
+    The last step's noise may be left to `add_mean_noise`, drawn once for the mean.
+    """
+    theta, gradient, noise = scratch.theta, scratch.gradient, scratch.noise
+    dim = len(theta) - RUN
+    eta, sigma = work.learning_rate, work.noise_std[device]
+    for step in range(work.tau):
+        drawn, divisor = draw_batch(
+            rows, device, first_step + step, seed, work, scratch
+        )
+        gather(
+            rows.y, rows.offsets[device], scratch.order, drawn, scratch.labels
+        )
+        add_gradient(rows, device, drawn, work, scratch)
+        undo_batch(rows, device, drawn, work, scratch)
+        if step < noisy and sigma > f32(0.0):
+            state, gamma = stream(seed, device, first_step + step, NOISE)
+            fill_normals(noise, dim, state, gamma)
+            add_scaled(gradient, f32(divisor) * sigma, noise)
+        add_scaled(theta, -eta * work.l2, theta)
+        add_scaled(theta, -eta / f32(divisor), gradient)
