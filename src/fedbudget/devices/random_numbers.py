@@ -57,12 +57,12 @@ def stream(seed: Any, device: Any, step: Any, purpose: Any) -> Any:
 
 @compiled
 def fill_normals(out: Any, count: Any, state: Any, gamma: Any) -> None:
-    """Write `count` standard normals; `out` needs room for one more if it is odd.
+    """Write `count` standard normals; `out` needs room for a multiple of 16.
 
     Box-Muller: one word makes two normals. Its upper half is the radius, with 31 bits,
     so that tails reach 6.6 standard deviations; its lower half is the angle.
     """
-    half = (count + 1) // 2
+    half = (count + 15) // 16 * 8  # whole vectors: nothing is left over
     for i in range(half):
         word = mix(u64(state) + u64(i) * u64(gamma))
         # Small numbers stay exact as floats, and they are the ones that make the tail.
@@ -126,15 +126,13 @@ def restore(order: Any, picks: Any, size: Any, num_samples: Any) -> None:
 
 
 @compiled
-def draw_poisson(
-    rows: Any, num_samples: Any, size: Any, state: Any, gamma: Any
-) -> Any:
+def draw_poisson(rows: Any, num_samples: Any, size: Any, state: Any, gamma: Any) -> Any:
     """Write the rows drawn with probability size / num_samples each; return how many.
 
     `rows` needs room for all of them and one more.
     """
     threshold = u64(size / num_samples * 2.0**32)
-    count = 0
+    count = np.int64(0)
     for i in range(num_samples):
         word = mix(u64(state) + u64(i) * u64(gamma))
         rows[count] = np.uint32(i)  # overwritten by the next unless the row is drawn

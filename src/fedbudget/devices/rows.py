@@ -8,8 +8,8 @@ Three layouts, chosen by `pack_rows` from what the rows are:
     SparseRows   any other compressed sparse rows
 
 One-hot rows are stored as *codes* of 16 bits, four to a 64-bit word: no value, no
-column index of 4 bytes. A code is a place in a table that the kernel fills from theta
-before each step; a row's score is the sum of its codes' entries.
+column index of 4 bytes. A code is a column, or stands for a pair of columns: then the
+kernel fills a table of all pairs' sums before each step and looks up half as often.
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.errors import DataError, InvalidInputError
-from fedbudget.models import Floats, Labels, Rows
+from fedbudget.models import Floats, Labels, Loss, Rows
 
 Single: TypeAlias = NDArray[np.float32]
 Counts: TypeAlias = NDArray[np.int64]
 
-CODES_PER_WORD = 4
+RUN = 16  # rows and tables are laid out in runs of this many floats
 MAX_CODES = 1 << 16
-# Two columns are merged into one code only while the table of all pairs stays near L1.
-MAX_PAIR_TABLE = 1024
-LANE = 16  # entries of a table are laid out in runs of this many floats
+MAX_PAIR_TABLE = 1024  # a larger table of pairs costs more than it saves
+MERGED_BATCH = 64
 
 
 class DenseRows(NamedTuple):
@@ -61,6 +60,9 @@ class SparseRows(NamedTuple):
     values: Single
 
 
+Layout: TypeAlias = DenseRows | OneHotRows | SparseRows
+
+
 class Pair(NamedTuple):
     """Two groups of columns of which every row has one each, merged into one code.
 
@@ -76,15 +78,17 @@ class Pair(NamedTuple):
     @property
     def width(self) -> int:
         """Columns of the second group, rounded up so that a run of them vectorises."""
-        return -(-self.num_second // LANE) * LANE
+        return -(-self.num_second // RUN) * RUN
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRows:
-    """Rows of all devices in one of the three layouts."""
+    """The rows of all devices in one of the three layouts, ready for one loss."""
 
-    rows: DenseRows | OneHotRows | SparseRows
+    loss: Loss
     dim: int
+    rows: Layout
+    merged: OneHotRows | None = None  # the same rows with one-hot columns in pairs
 
     @property
     def num_samples(self) -> Counts:
@@ -96,42 +100,45 @@ class PackedRows:
         """M."""
         return len(self.rows.offsets) - 1
 
+    @property
+    def num_params(self) -> int:
+        """The length of theta."""
+        return self.loss.num_params(self.dim)
 
-def pack_rows(
-    x: Rows, y: Labels, offsets: Counts, *, signed: bool, merge: bool = True
-) -> PackedRows:
+    def layout_for(self, batch_size: float) -> Layout:
+        """Return the layout that is fastest for one run with batches of this size."""
+        # Merged columns halve the work per row, at a price per step: it pays from here.
+        if self.merged is not None and batch_size >= MERGED_BATCH:
+            return self.merged
+        return self.rows
+
+
+def pack_rows(x: Rows, y: Labels, offsets: Counts, *, loss: Loss) -> PackedRows:
     """Lay out the concatenated rows of all devices.
 
     Args:
         x: The rows, shape (N, dim).
-        y: The labels, shape (N,).
+        y: The labels, shape (N,): classes 0 .. C-1, or real targets.
         offsets: Where each device's rows start, and N; shape (M + 1,).
-        signed: Store the classes 0 and 1 as -1 and +1 (logistic, hinge).
-        merge: Merge one-hot columns in pairs where that saves time (large batches).
+        loss: The loss they will be trained on.
+
+    Raises:
+        DataError: Rows or labels are not finite, or a label is not a class.
     """
-    offsets = np.ascontiguousarray(offsets, dtype=np.int64)
-    if offsets[0] != 0 or offsets[-1] != len(y) or (np.diff(offsets) < 1).any():
-        raise InvalidInputError(
-            f"offsets must grow from 0 to the {len(y)} rows, with a row per device, "
-            f"got {offsets[:3]} .. {offsets[-1]}"
-        )
-    labels = np.asarray(y, dtype=np.float32)
-    if signed:
-        labels = np.where(labels > 0, np.float32(1), np.float32(-1))
+    offsets, labels = _checked_offsets(offsets, len(y)), _labels(y, loss)
     dim = x.shape[1]
     if isinstance(x, np.ndarray):
         _check_finite(x)
-        width = -(-dim // LANE) * LANE
+        width = -(-dim // RUN) * RUN
         dense = np.zeros((len(labels), width), dtype=np.float32)
         dense[:, :dim] = x
-        return PackedRows(
-            rows=DenseRows(offsets, labels, dense.reshape(-1), width), dim=dim
-        )
+        rows = DenseRows(offsets, labels, dense.reshape(-1), width)
+        return PackedRows(loss=loss, dim=dim, rows=rows)
     _check_finite(x.data)
     columns = _fixed_columns(x)
     if columns is not None:
-        one_hot = _one_hot_rows(columns, labels, offsets, dim, x.data[0], merge)
-        return PackedRows(rows=one_hot, dim=dim)
+        value = float(x.data[0])
+        return pack_one_hot(columns, y, offsets, dim=dim, loss=loss, value=value)
     sparse = SparseRows(
         offsets,
         labels,
@@ -139,7 +146,7 @@ def pack_rows(
         x.indices.astype(np.int32),
         x.data.astype(np.float32),
     )
-    return PackedRows(rows=sparse, dim=dim)
+    return PackedRows(loss=loss, dim=dim, rows=sparse)
 
 
 def pack_one_hot(
@@ -148,17 +155,57 @@ def pack_one_hot(
     offsets: Counts,
     *,
     dim: int,
-    signed: bool,
-    merge: bool = True,
+    loss: Loss,
+    value: float | None = None,
 ) -> PackedRows:
-    """Lay out one-hot rows given by their columns, shape (N, k), scaled to norm 1."""
-    labels = np.asarray(y, dtype=np.float32)
-    if signed:
-        labels = np.where(labels > 0, np.float32(1), np.float32(-1))
+    """Lay out one-hot rows by the columns of their non-zeros, shape (N, k).
+
+    Without a `value` rows are scaled to norm 1.
+    """
+    offsets, labels = _checked_offsets(offsets, len(y)), _labels(y, loss)
+    if not (columns.min() >= 0 and columns.max() < dim < MAX_CODES):
+        raise DataError(
+            f"columns must be 0 .. dim - 1 with dim below {MAX_CODES}, got "
+            f"{columns.min()} .. {columns.max()} and dim={dim}"
+        )
+    if value is None:
+        value = columns.shape[1] ** -0.5
+    codes = [columns[:, j] for j in range(columns.shape[1])]
+    no_pairs = np.zeros((0, 5), dtype=np.int64)
+    rows = OneHotRows(
+        offsets, labels, _words(codes, dim), np.float32(value), no_pairs, dim + 1
+    )
+    merged = None
+    if len(y) >= MERGED_BATCH * (len(offsets) - 1):
+        merged = _merged(rows, columns)
+    return PackedRows(loss=loss, dim=dim, rows=rows, merged=merged)
+
+
+def _checked_offsets(offsets: Counts, num_rows: int) -> Counts:
     offsets = np.ascontiguousarray(offsets, dtype=np.int64)
-    value = columns.shape[1] ** -0.5
-    rows = _one_hot_rows(columns, labels, offsets, dim, value, merge)
-    return PackedRows(rows=rows, dim=dim)
+    if offsets[0] != 0 or offsets[-1] != num_rows or (np.diff(offsets) < 1).any():
+        raise InvalidInputError(
+            f"offsets must grow from 0 to the {num_rows} rows, with a row per device, "
+            f"got {offsets[:3]} .. {offsets[-1]}"
+        )
+    return offsets
+
+
+def _labels(y: Labels, loss: Loss) -> Single:
+    """Return the labels as the kernels want them: signs, classes or targets."""
+    labels = np.asarray(y, dtype=np.float32)
+    if loss.name == "huber":
+        _check_finite(labels)
+        return labels
+    num_classes = max(2, loss.num_outputs)
+    if (labels != np.clip(np.floor(labels), 0, num_classes - 1)).any():
+        raise DataError(
+            f"labels for the {loss.name} loss must be classes 0 .. {num_classes - 1}, "
+            f"got {labels.min()} .. {labels.max()}"
+        )
+    if loss.name == "softmax":
+        return labels
+    return np.where(labels > 0, np.float32(1), np.float32(-1))
 
 
 def _check_finite(values: Floats) -> None:
@@ -178,29 +225,24 @@ def _fixed_columns(x: Rows) -> NDArray[np.integer] | None:
     return np.sort(x.indices.reshape(-1, k), axis=1)
 
 
-def _one_hot_rows(
-    columns: NDArray[np.integer],
-    labels: Single,
-    offsets: Counts,
-    dim: int,
-    value: float,
-    merge: bool,
-) -> OneHotRows:
-    pairs = _pairs(columns) if merge else []
-    if pairs:
-        codes = _pair_codes(columns, pairs)
-        table_size = pairs[-1].offset + pairs[-1].num_first * pairs[-1].width + 1
-    else:
-        codes = [columns[:, j] for j in range(columns.shape[1])]
-        table_size = dim + 1
-    # Places without a code point at the table's last entry, which stays zero.
-    words = np.zeros((len(labels), -(-len(codes) // CODES_PER_WORD)), dtype=np.uint64)
-    for place in range(words.shape[1] * CODES_PER_WORD):
-        code = codes[place] if place < len(codes) else table_size - 1
-        shift = np.uint64(16 * (place % CODES_PER_WORD))
-        words[:, place // CODES_PER_WORD] |= np.uint64(code) << shift
-    arrays = np.array(pairs, dtype=np.int64).reshape(len(pairs), 5)
-    return OneHotRows(offsets, labels, words, np.float32(value), arrays, table_size)
+def _words(codes: list[NDArray[np.integer]], spare: int) -> NDArray[np.uint64]:
+    """Return the codes of each row, four to a word; free places take the spare code."""
+    words = np.zeros((len(codes[0]), -(-len(codes) // 4)), dtype=np.uint64)
+    for place in range(words.shape[1] * 4):
+        code = codes[place] if place < len(codes) else np.array(spare)
+        words[:, place // 4] |= code.astype(np.uint64) << np.uint64(16 * (place % 4))
+    return words
+
+
+def _merged(rows: OneHotRows, columns: NDArray[np.integer]) -> OneHotRows | None:
+    """Return the rows with their columns merged in pairs, if a table can hold them."""
+    pairs = _pairs(columns)
+    if not pairs:
+        return None
+    size = pairs[-1].offset + pairs[-1].num_first * pairs[-1].width
+    words = _words(_pair_codes(columns, pairs), size)
+    table = np.array(pairs, dtype=np.int64)
+    return rows._replace(words=words, pairs=table, table_size=size + 1)
 
 
 def _pairs(columns: NDArray[np.integer]) -> list[Pair]:

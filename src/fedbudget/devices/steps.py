@@ -1,6 +1,6 @@
 """The local steps of one device, compiled: one score per row."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba.extending import overload
@@ -8,12 +8,8 @@ from numba.extending import overload
 from fedbudget.devices.compiled import compiled
 from fedbudget.devices.elementary import fast_exp
 from fedbudget.devices.random_numbers import (
-    BATCHES,
     NOISE,
-    draw_poisson,
-    draw_subset,
     fill_normals,
-    restore,
     stream,
 )
 from fedbudget.devices.rows import DenseRows, OneHotRows, SparseRows
@@ -27,41 +23,10 @@ from fedbudget.devices.vectors import (
     store,
     total,
 )
+from fedbudget.devices.work import HINGE, LOGISTIC, draw_batch, gather, undo_batch
 
 f32 = np.float32
-LOGISTIC, HINGE, HUBER, SOFTMAX = 0, 1, 2, 3
-FULL, FIXED, POISSON = 0, 1, 2
 CODE = np.uint64(0xFFFF)  # the bits of one one-hot code
-
-
-class Work(NamedTuple):
-    """What devices do in a round, as plain numbers and arrays."""
-
-    loss: int
-    threshold: Any  # float32: where Huber's loss turns linear
-    l2: Any  # float32
-    sampling: int
-    tau: int
-    learning_rate: Any  # float32
-    batch_size: Any  # int64, shape (M,)
-    noise_std: Any  # float32, shape (M,)
-
-
-class Scratch(NamedTuple):
-    """One thread's working memory: no allocation inside loops.
-
-    Buffers over parameters are padded to whole runs, and one more.
-    """
-
-    theta: Any  # float32, over parameters
-    gradient: Any  # float32, over parameters
-    noise: Any  # float32, over parameters
-    order: Any  # uint32, over rows of the largest device: 0, 1, 2, .. between steps
-    picks: Any  # uint32, over rows
-    labels: Any  # float32, over rows of the batch
-    scores: Any  # float32, over rows of the batch: scores, then slopes
-    table: Any  # float32, over one-hot codes: filled from theta before each step
-    sums: Any  # float32, twice over one-hot codes: slopes summed by code
 
 
 @compiled
@@ -76,13 +41,6 @@ def slopes(loss: Any, threshold: Any, scores: Any, y: Any, size: Any) -> None:
     else:
         for i in range(size):
             scores[i] = min(max(scores[i] - y[i], -threshold), threshold)
-
-
-@compiled
-def gather(source: Any, first: Any, rows: Any, size: Any, out: Any) -> None:
-    """out[i] = source[first + rows[i]], so that the next loop reads without jumps."""
-    for i in range(size):
-        out[i] = source[np.uint64(first) + rows[i]]
 
 
 def add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
@@ -113,9 +71,7 @@ def dense_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -
                 row = scratch.order[start + min(b + i, count - 1)]
                 places[i] = (first_row + np.int64(row)) * width
             dense_scores(x, places, scratch.theta, width, scores, start + b)
-        slopes(
-            work.loss, work.threshold, scores[start:], labels[start:], count
-        )
+        slopes(work.loss, work.threshold, scores[start:], labels[start:], count)
         for b in range(0, count, 4):
             for i in range(4):
                 row = scratch.order[start + min(b + i, count - 1)]
@@ -241,9 +197,7 @@ def sum_table(rows: Any, sums: Any, gradient: Any) -> None:
 
 
 @compiled
-def sparse_gradient(
-    rows: Any, device: Any, size: Any, work: Any, scratch: Any
-) -> None:
+def sparse_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
     """Sum the gradients of compressed sparse rows."""
     theta, gradient, scores = scratch.theta, scratch.gradient, scratch.scores
     columns, values = rows.columns, rows.values
@@ -280,61 +234,39 @@ def _add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) ->
 
 @compiled
 def add_scaled(out: Any, scale: Any, source: Any) -> None:
-    """out += scale * source, over whole runs."""
+    """Add scale * source to out, over whole runs."""
     scales = splat(scale)
     for i in range(0, len(out), RUN):
         store(out, i, multiply_add(scales, load(source, i), load(out, i)))
 
 
 @compiled
-def draw_batch(
-    rows: Any, device: Any, step: Any, seed: Any, work: Any, scratch: Any
-) -> Any:
-    """Write the rows of a step into scratch.order; return how many, and the divisor."""
-    num_samples = rows.offsets[device + 1] - rows.offsets[device]
-    size = work.batch_size[device]
-    if work.sampling == FULL or (work.sampling == FIXED and size >= num_samples):
-        return num_samples, num_samples
-    state, gamma = stream(seed, device, step, BATCHES)
-    if work.sampling == POISSON:
-        return draw_poisson(scratch.order, num_samples, size, state, gamma), size
-    draw_subset(scratch.order, scratch.picks, size, num_samples, state, gamma)
-    return size, size
-
-
-@compiled
-def undo_batch(
-    rows: Any, device: Any, drawn: Any, work: Any, scratch: Any
-) -> None:
-    """Put scratch.order back to 0, 1, 2, .. after a step."""
-    num_samples = rows.offsets[device + 1] - rows.offsets[device]
-    if work.sampling == FIXED and drawn < num_samples:
-        restore(scratch.order, scratch.picks, drawn, num_samples)
-
-
-@compiled
-def device_steps(
-    rows: Any, device: Any, first_step: Any, noisy: Any, seed: Any, work: Any, scratch: Any
+def single_steps(
+    rows: Any,
+    device: Any,
+    first_step: Any,
+    noisy: Any,
+    seed: Any,
+    work: Any,
+    scratch: Any,
+    dim: Any,
 ) -> None:
     """Take tau steps from scratch.theta in place, the first `noisy` of them with noise.
 
     The last step's noise may be left to `add_mean_noise`, drawn once for the mean.
     """
     theta, gradient, noise = scratch.theta, scratch.gradient, scratch.noise
-    dim = len(theta) - RUN
-    eta, sigma = work.learning_rate, work.noise_std[device]
+    eta, sigma = work.learning_rate[0], work.noise_std[device, 0]
     for step in range(work.tau):
         drawn, divisor = draw_batch(
             rows, device, first_step + step, seed, work, scratch
         )
-        gather(
-            rows.y, rows.offsets[device], scratch.order, drawn, scratch.labels
-        )
+        gather(rows.y, rows.offsets[device], scratch.order, drawn, scratch.labels)
         add_gradient(rows, device, drawn, work, scratch)
         undo_batch(rows, device, drawn, work, scratch)
         if step < noisy and sigma > f32(0.0):
             state, gamma = stream(seed, device, first_step + step, NOISE)
             fill_normals(noise, dim, state, gamma)
             add_scaled(gradient, f32(divisor) * sigma, noise)
-        add_scaled(theta, -eta * work.l2, theta)
+        add_scaled(theta, -eta * work.l2[0], theta)
         add_scaled(theta, -eta / f32(divisor), gradient)

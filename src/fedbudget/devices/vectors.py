@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic, models, register_model
 
 RUN = 16
@@ -32,14 +32,14 @@ _run = _RunType()
 
 
 @register_model(_RunType)
-class _RunModel(models.PrimitiveModel):  # type: ignore[misc]  # numba has no types
+class _RunModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _VECTOR)
+        super().__init__(manager, kind, _VECTOR)  # type: ignore[no-untyped-call]
 
 
-def padded(length: int) -> int:
-    """Return length rounded up to whole runs."""
-    return -(-length // RUN) * RUN
+def _vector_code(generator: Callable[..., Any]) -> Any:
+    """Make a function for compiled code out of one that generates its code."""
+    return intrinsic(generator)
 
 
 def _address(context: Any, builder: Any, array: Any, index: Any) -> Any:
@@ -49,7 +49,10 @@ def _address(context: Any, builder: Any, array: Any, index: Any) -> Any:
     return builder.bitcast(builder.gep(data, [at]), _VECTOR.as_pointer())
 
 
-@intrinsic
+_declared: Callable[..., Any] = get_or_insert_function
+
+
+@_vector_code
 def load(typing: Any, array: Any, i: Any) -> Any:
     """Return array[i:i+16]."""
 
@@ -60,7 +63,7 @@ def load(typing: Any, array: Any, i: Any) -> Any:
     return _run(array, i), generate
 
 
-@intrinsic
+@_vector_code
 def store(typing: Any, array: Any, i: Any, run: Any) -> Any:
     """array[i:i+16] = run."""
 
@@ -72,16 +75,14 @@ def store(typing: Any, array: Any, i: Any, run: Any) -> Any:
     return types.void(array, i, run), generate
 
 
-@intrinsic
+@_vector_code
 def splat(typing: Any, number: Any) -> Any:
     """Return a run of 16 times the number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         single = context.cast(builder, args[0], signature.args[0], types.float32)
         zero = ir.Constant(ir.IntType(32), 0)
-        one = builder.insert_element(
-            ir.Constant(_VECTOR, ir.Undefined), single, zero
-        )
+        one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), single, zero)
         mask = ir.Constant(ir.VectorType(ir.IntType(32), RUN), [0] * RUN)
         return builder.shuffle_vector(one, one, mask)
 
@@ -97,19 +98,19 @@ def _arithmetic(formula: Callable[..., Any], count: int) -> Any:
     return _run(*[_run] * count), generate
 
 
-@intrinsic
+@_vector_code
 def add(typing: Any, a: Any, b: Any) -> Any:
     """Return a + b."""
     return _arithmetic(lambda builder, a, b: builder.fadd(a, b, flags=_FLAGS), 2)
 
 
-@intrinsic
+@_vector_code
 def multiply(typing: Any, a: Any, b: Any) -> Any:
     """Return a * b."""
     return _arithmetic(lambda builder, a, b: builder.fmul(a, b, flags=_FLAGS), 2)
 
 
-@intrinsic
+@_vector_code
 def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """Return a * b + c, fused."""
 
@@ -119,14 +120,14 @@ def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
     return _arithmetic(formula, 3)
 
 
-@intrinsic
+@_vector_code
 def total(typing: Any, run: Any) -> Any:
     """Return the sum of a run."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), _VECTOR])
         name = f"llvm.vector.reduce.fadd.v{RUN}f32"
-        reduce = cgutils.get_or_insert_function(builder.module, kind, name)
+        reduce = _declared(builder.module, kind, name)
         zero = ir.Constant(ir.FloatType(), np.float32(0.0))
         return builder.call(reduce, [zero, args[0]], fastmath=("reassoc",))
 
