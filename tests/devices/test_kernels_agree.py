@@ -97,8 +97,12 @@ def x(request: pytest.FixtureRequest) -> Any:
     return rows(request.param)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}{loss.num_outputs}")
-def test_rounds_replies_and_sweeps_take_the_references_steps(x: Any, loss: Loss) -> None:
+@pytest.mark.parametrize(
+    "loss", LOSSES, ids=lambda loss: f"{loss.name}{loss.num_outputs}"
+)
+def test_rounds_replies_and_sweeps_take_the_references_steps(
+    x: Any, loss: Loss
+) -> None:
     y = labels(loss)
     packed = pack_rows(x, y, OFFSETS, loss=loss)
     theta = np.random.default_rng(9).normal(size=packed.num_params)

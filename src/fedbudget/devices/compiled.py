@@ -35,15 +35,21 @@ _ONLY_PRANGE = {
 
 def compiled(function: F) -> F:
     """Compile for the calling thread; the machine code is cached on disk."""
-    return cast(F, njit(cache=True, fastmath=_FASTMATH, error_model="numpy")(function))
+    options: dict[str, Any] = {"fastmath": _FASTMATH, "error_model": "numpy"}
+    options["nogil"] = True  # Python threads may run it side by side
+    return cast(F, njit(cache=True, **options)(function))
 
 
 def compiled_inline(function: F) -> F:
-    """Compile a small formula and let the optimiser see through every call of it."""
+    """Compile as a part of every caller.
+
+    Functions that are compiled one by one, and once more inside each caller, take the
+    compiler several times as long.
+    """
     options: dict[str, Any] = {
         "fastmath": _FASTMATH,
         "error_model": "numpy",
-        "forceinline": True,
+        "nogil": True,
     }
     return cast(F, njit(cache=True, **options)(function))
 

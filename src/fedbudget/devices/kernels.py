@@ -10,10 +10,11 @@ a result. Numba compiles on first use, once per layout of the rows, and keeps th
 on disk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,7 +27,20 @@ from fedbudget.models import Floats, Huber
 if TYPE_CHECKING:
     from types import ModuleType
 
+FloatT = TypeVar("FloatT", bound=np.floating[Any])
+
 _LOSS_CODES = {"logistic": 0, "hinge": 1, "huber": 2, "softmax": 3}
+_PER_RUN = (
+    "l2",
+    "learning_rate",
+    "batch_size",
+    "noise_std",
+    "weights",
+    "takes_part",
+    "smallest",
+    "largest",
+    "noisy",
+)
 _LANES = 16
 _FEW_PLANS = 3  # up to so many plans run faster one by one than side by side
 
@@ -57,21 +71,16 @@ def run_rounds(
     A run that is continued with `first_step` set to the steps already taken gives the
     same models as one that was not interrupted.
     """
-    compiled = _compiled()
     work = _work([plan], packed)
-    layout = _layout(packed, work)
-    means = compiled.rounds_over_devices(
-        layout,
-        _to_lanes(theta, packed, work),
-        rounds,
-        (np.uint64(seed), first_step),
-        work,
-        _sizes(packed, layout),
-        _num_threads(),
-    )
-    outputs = packed.loss.num_outputs
-    models: NDArray[np.float64] = means[:, :, :outputs].swapaxes(1, 2)
-    return models.reshape(rounds, -1)
+    layout, memory = _layout(packed, work), _memory(packed, work)
+    start = _to_lanes(theta, packed, work)
+    models = np.zeros((rounds + 1, len(start)))
+    models[0] = start
+    blocks = min(packed.num_devices, _compiled().BLOCKS)
+    partial = np.empty((blocks, len(start)))
+    key = np.uint64(seed), first_step
+    _compiled().rounds_over_devices(layout, models, key, work, memory, partial)
+    return _from_lanes(models[1:], packed, work)[:, 0]
 
 
 def device_replies(
@@ -87,20 +96,17 @@ def device_replies(
     Here each device adds its own noise to its last step, as a real one does. Lines of
     devices with weight zero are NaN.
     """
-    compiled = _compiled()
     work = _work([plan], packed)
-    layout = _layout(packed, work)
-    replies = compiled.replies_of_devices(
-        layout,
-        _to_lanes(theta, packed, work),
-        (np.uint64(seed), first_step),
-        work,
-        _sizes(packed, layout),
-        _num_threads(),
+    layout, memory = _layout(packed, work), _memory(packed, work)
+    start = _to_lanes(theta, packed, work)
+    replies = np.full((packed.num_devices, len(start)), np.nan, dtype=np.float32)
+    key = np.uint64(seed), first_step
+    _in_threads(
+        lambda share: _compiled().some_replies(
+            layout, start, share, key, work, memory, replies
+        )
     )
-    outputs = packed.loss.num_outputs
-    models: NDArray[np.float32] = replies[:, :, :outputs].swapaxes(1, 2)
-    return models.reshape(len(models), -1)
+    return _from_lanes(replies, packed, work)[:, 0]
 
 
 def sweep_runs(
@@ -145,29 +151,26 @@ def _run_groups(
     seeds: Sequence[int],
 ) -> NDArray[np.float64]:
     """Run groups of plans side by side; shape (groups, seeds, plans, num_params)."""
-    compiled = _compiled()
-    outputs = packed.loss.num_outputs
-    size = len(groups[0])
     works = [_work([plans[p] for p in group], packed) for group in groups]
-    lanes = works[0].learning_rate.shape[0]
+    work, lanes = works[0], len(works[0].learning_rate)
+    outputs = packed.loss.num_outputs
     lane_rounds = [_spread([rounds[p] for p in g], outputs, lanes) for g in groups]
-    layout = _layout(packed, works[0])
-    finals = compiled.rounds_over_runs(
-        layout,
-        _to_lanes(theta, packed, works[0]),
-        (
-            np.tile(np.asarray(seeds, dtype=np.uint64), len(groups)),
-            np.repeat(np.array(lane_rounds), len(seeds), axis=0),
-        ),
-        _stacked(works, len(seeds)),
-        _sizes(packed, layout),
-        _num_threads(),
+    keys = (
+        np.tile(np.asarray(seeds, dtype=np.uint64), len(groups)),
+        np.repeat(np.array(lane_rounds, dtype=np.int64), len(seeds), axis=0),
     )
-    finals = finals[:, :, : size * outputs]
-    split = finals.reshape(len(groups), len(seeds), packed.dim, size, outputs)
-    return np.ascontiguousarray(np.transpose(split, (0, 1, 3, 4, 2))).reshape(
-        len(groups), len(seeds), size, -1
+    layout, memory = _layout(packed, work), _memory(packed, work)
+    start = _to_lanes(theta, packed, work)
+    stacked = _stacked(works, len(seeds))
+    models = np.tile(start, (len(keys[0]), 2, 1))
+    finals = np.tile(start, (len(keys[0]), 1))
+    _in_threads(
+        lambda share: _compiled().some_runs(
+            layout, models, share, keys, stacked, memory, finals
+        )
     )
+    by_group = _from_lanes(finals, packed, work)[:, : len(groups[0])]
+    return by_group.reshape(len(groups), len(seeds), len(groups[0]), -1)
 
 
 def _compiled() -> "ModuleType":
@@ -181,6 +184,14 @@ def _num_threads() -> int:
     import numba
 
     return int(numba.get_num_threads())
+
+
+def _in_threads(task: Callable[[tuple[int, int]], None]) -> None:
+    """Run task((i, count)) in each of Numba's number of threads."""
+    count = _num_threads()
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(task, (i, count)) for i in range(count)]:
+            done.result()
 
 
 def _group_key(plan: RoundPlan, packed: PackedRows) -> tuple[int, str, bytes]:
@@ -212,17 +223,23 @@ def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
     sizes = columns("batch_size")
     if plans[0].sampling == "full":
         sizes = np.repeat(packed.num_samples[:, None], lanes, axis=1)
+    noise_std, weights = columns("noise_std"), columns("weights")
     return (LaneWork if lanes > 1 else Work)(
-        _LOSS_CODES[loss.name],
-        np.float32(threshold),
-        SAMPLINGS.index(plans[0].sampling),
-        plans[0].tau,
-        outputs,
-        np.full(lanes, loss.l2, dtype=np.float32),
-        rates.astype(np.float32),
-        np.ascontiguousarray(sizes, dtype=np.int64),
-        np.ascontiguousarray(columns("noise_std"), dtype=np.float32),
-        np.ascontiguousarray(columns("weights"), dtype=np.float64),
+        loss=_LOSS_CODES[loss.name],
+        threshold=np.float32(threshold),
+        sampling=SAMPLINGS.index(plans[0].sampling),
+        tau=plans[0].tau,
+        dim=packed.dim,
+        num_outputs=outputs,
+        l2=np.full(lanes, loss.l2, dtype=np.float32),
+        learning_rate=rates.astype(np.float32),
+        batch_size=np.ascontiguousarray(sizes, dtype=np.int64),
+        noise_std=np.ascontiguousarray(noise_std, dtype=np.float32),
+        weights=np.ascontiguousarray(weights, dtype=np.float64),
+        takes_part=weights.any(axis=1),
+        smallest=sizes.min(axis=1).astype(np.int64),
+        largest=sizes.max(axis=1).astype(np.int64),
+        noisy=noise_std.any(axis=1),
     )
 
 
@@ -279,22 +296,39 @@ def _layout(packed: PackedRows, work: Any) -> Any:
     return packed.layout_for(float(np.mean(work.batch_size)))
 
 
-def _sizes(packed: PackedRows, layout: Any) -> tuple[int, int]:
-    """Return the sizes of a thread's memory: the most rows, and the table."""
-    return int(packed.num_samples.max()), int(getattr(layout, "table_size", 1))
+def _memory(packed: PackedRows, work: Any) -> Any:
+    """Return working memory for every thread."""
+    from fedbudget.devices.work import new_memory
+
+    table_size = int(getattr(_layout(packed, work), "table_size", 1))
+    longest = int(packed.num_samples.max())
+    lanes = len(work.learning_rate)
+    return new_memory(packed.dim, longest, lanes, table_size, _num_threads())
 
 
 def _to_lanes(theta: Floats, packed: PackedRows, work: Any) -> NDArray[np.float64]:
-    """Return theta as (dim, L), the same start in the lanes of every plan."""
-    theta = np.asarray(theta, dtype=np.float64)
+    """Return theta in every plan's lanes: parameter i of lane l at i * L + l."""
+    theta = np.asarray(theta)
     if theta.shape != (packed.num_params,):
         raise InvalidInputError(
             f"theta must have shape ({packed.num_params},), got {theta.shape}"
         )
     outputs, lanes = packed.loss.num_outputs, len(work.learning_rate)
-    by_output = theta.reshape(outputs, packed.dim)
+    by_output = theta.astype(np.float64).reshape(outputs, packed.dim)
     repeats = -(-lanes // outputs)
-    return np.ascontiguousarray(np.tile(by_output, (repeats, 1))[:lanes].T)
+    start: NDArray[np.float64] = np.tile(by_output, (repeats, 1))[:lanes].T
+    return start.reshape(-1)
+
+
+def _from_lanes(
+    models: NDArray[FloatT], packed: PackedRows, work: Any
+) -> NDArray[FloatT]:
+    """Return the models of all plans in the lanes, shape (n, plans, num_params)."""
+    outputs, lanes = packed.loss.num_outputs, len(work.learning_rate)
+    plans = lanes // outputs
+    split = models.reshape(len(models), packed.dim, lanes)[:, :, : plans * outputs]
+    by_output = split.swapaxes(1, 2)
+    return by_output.reshape(len(models), plans, outputs * packed.dim)
 
 
 def _stacked(works: list[Any], num_seeds: int) -> Any:
@@ -303,7 +337,7 @@ def _stacked(works: list[Any], num_seeds: int) -> Any:
         name: np.repeat(
             np.stack([getattr(work, name) for work in works]), num_seeds, axis=0
         )
-        for name in ("l2", "learning_rate", "batch_size", "noise_std", "weights")
+        for name in _PER_RUN
     }
     taus = np.repeat([work.tau for work in works], num_seeds)
     return works[0]._replace(tau=taus, **stacked)

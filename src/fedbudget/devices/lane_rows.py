@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from fedbudget.devices.compiled import compiled
+from fedbudget.devices.compiled import compiled_inline
 from fedbudget.devices.rows import DenseRows, OneHotRows, SparseRows
 from fedbudget.devices.vectors import (
     RUN,
@@ -35,7 +35,7 @@ def add_slopes(
     raise NotImplementedError
 
 
-@compiled
+@compiled_inline
 def one_hot_scores(
     rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
 ) -> None:
@@ -54,7 +54,7 @@ def one_hot_scores(
             store(scores, b * lanes + lane, multiply(value, score))
 
 
-@compiled
+@compiled_inline
 def one_hot_slopes(
     rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
 ) -> None:
@@ -73,7 +73,7 @@ def one_hot_slopes(
                 store(gradient, c3, add(load(gradient, c3), slope))
 
 
-@compiled
+@compiled_inline
 def code_places(word: Any, lanes: Any, lane: Any) -> Any:
     """Return where the lanes of a word's four codes start."""
     return (
@@ -84,7 +84,7 @@ def code_places(word: Any, lanes: Any, lane: Any) -> Any:
     )
 
 
-@compiled
+@compiled_inline
 def sparse_scores(
     rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
 ) -> None:
@@ -101,7 +101,7 @@ def sparse_scores(
             store(scores, b * lanes + lane, score)
 
 
-@compiled
+@compiled_inline
 def sparse_slopes(
     rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
 ) -> None:
@@ -118,14 +118,14 @@ def sparse_slopes(
                 store(gradient, place, moved)
 
 
-@compiled
+@compiled_inline
 def row_place(rows: Any, device: Any, order: Any, place: Any, last: Any) -> Any:
     """Return where the row at `place` of the batch starts; past the end, the last."""
     row = rows.offsets[device] + np.int64(order[min(place, last)])
     return row * rows.width
 
 
-@compiled
+@compiled_inline
 def dense_scores(
     rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
 ) -> None:
@@ -153,7 +153,7 @@ def dense_scores(
             store(scores, at + 3 * lanes, s3)
 
 
-@compiled
+@compiled_inline
 def dense_slopes(
     rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
 ) -> None:

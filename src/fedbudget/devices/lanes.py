@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.devices.compiled import compiled
+from fedbudget.devices.compiled import compiled, compiled_inline
 from fedbudget.devices.elementary import fast_exp
 from fedbudget.devices.lane_rows import add_scores, add_slopes
 from fedbudget.devices.random_numbers import NOISE, fill_normals, stream
@@ -23,12 +23,12 @@ from fedbudget.devices.vectors import (
     store,
 )
 from fedbudget.devices.work import (
-    FIXED,
     FULL,
     HINGE,
     LANE_BLOCK,
     LOGISTIC,
     SOFTMAX,
+    clear,
     draw_batch,
     gather,
     undo_batch,
@@ -37,7 +37,7 @@ from fedbudget.devices.work import (
 f32 = np.float32
 
 
-@compiled
+@compiled_inline
 def lane_slopes(work: Any, scores: Any, labels: Any, start: Any, count: Any) -> None:
     """Replace the scores of a block of rows by d loss / d score, in every lane."""
     lanes = len(work.learning_rate)
@@ -55,28 +55,28 @@ def lane_slopes(work: Any, scores: Any, labels: Any, start: Any, count: Any) -> 
             huber_line(line, y, work.threshold)
 
 
-@compiled
+@compiled_inline
 def logistic_line(line: Any, y: Any) -> None:
     """Replace one row's scores by their slopes."""
     for i in range(len(line)):
         line[i] = -y / (f32(1.0) + fast_exp(y * line[i]))
 
 
-@compiled
+@compiled_inline
 def hinge_line(line: Any, y: Any) -> None:
     """Replace one row's scores by their slopes."""
     for i in range(len(line)):
         line[i] = -y if y * line[i] < f32(1.0) else f32(0.0)
 
 
-@compiled
+@compiled_inline
 def huber_line(line: Any, y: Any, threshold: Any) -> None:
     """Replace one row's scores by their slopes."""
     for i in range(len(line)):
         line[i] = min(max(line[i] - y, -threshold), threshold)
 
 
-@compiled
+@compiled_inline
 def softmax_slopes(
     num_outputs: Any, lanes: Any, scores: Any, labels: Any, start: Any, count: Any
 ) -> None:
@@ -95,18 +95,18 @@ def softmax_slopes(
             scores[first + np.int64(labels[start + b])] -= f32(1.0)
 
 
-@compiled
+@compiled_inline
 def mask_slopes(work: Any, device: Any, scores: Any, start: Any, count: Any) -> None:
     """Drop the rows past the batch of lanes whose batch is smaller than the largest."""
     lanes = len(work.learning_rate)
-    smallest = work.batch_size[device].min()
+    smallest = work.smallest[device]
     for b in range(max(0, smallest - start), count):
         for i in range(lanes):
             if start + b >= work.batch_size[device, i]:
                 scores[b * lanes + i] = f32(0.0)
 
 
-@compiled
+@compiled_inline
 def step_factors(device: Any, num_samples: Any, work: Any, factors: Any) -> None:
     """Write what each lane multiplies theta, gradient and noise with: 3 times L."""
     lanes = len(work.learning_rate)
@@ -118,11 +118,11 @@ def step_factors(device: Any, num_samples: Any, work: Any, factors: Any) -> None
         factors[2 * lanes + i] = -eta * work.noise_std[device, i]
 
 
-@compiled
-def update(dim: Any, noisy: Any, work: Any, scratch: Any) -> None:
+@compiled_inline
+def update(noisy: Any, work: Any, scratch: Any) -> None:
     """Take the step in every lane: theta -= eta (gradient + noise + l2 theta)."""
     theta, gradient, factors = scratch.theta, scratch.gradient, scratch.factors
-    lanes = len(work.learning_rate)
+    dim, lanes = work.dim, len(work.learning_rate)
     for lane in range(0, lanes, RUN):
         keep, scale = load(factors, lane), load(factors, lanes + lane)
         for i in range(dim):
@@ -136,7 +136,7 @@ def update(dim: Any, noisy: Any, work: Any, scratch: Any) -> None:
         share_output_noise(dim, lanes, work.num_outputs, scratch)
 
 
-@compiled
+@compiled_inline
 def share_noise(dim: Any, lanes: Any, scratch: Any) -> None:
     """Add the same normals to all lanes, in proportion to their spread."""
     theta, noise = scratch.theta, scratch.noise
@@ -148,7 +148,7 @@ def share_noise(dim: Any, lanes: Any, scratch: Any) -> None:
             store(theta, place, moved)
 
 
-@compiled
+@compiled_inline
 def share_output_noise(dim: Any, lanes: Any, num_outputs: Any, scratch: Any) -> None:
     """The same where a plan has several outputs, each with normals of its own."""
     theta, noise, factors = scratch.theta, scratch.noise, scratch.factors
@@ -161,27 +161,18 @@ def share_output_noise(dim: Any, lanes: Any, num_outputs: Any, scratch: Any) -> 
 
 @compiled
 def lane_steps(
-    rows: Any,
-    device: Any,
-    first_step: Any,
-    noisy: Any,
-    seed: Any,
-    work: Any,
-    scratch: Any,
-    dim: Any,
+    rows: Any, device: Any, noisy: Any, key: Any, work: Any, scratch: Any
 ) -> None:
     """Take tau steps from scratch.theta in place, the first `noisy` with noise."""
+    seed, first_step = key
     lanes = len(work.learning_rate)
     num_samples = rows.offsets[device + 1] - rows.offsets[device]
-    uneven = work.sampling == FIXED and (
-        work.batch_size[device].min() < work.batch_size[device].max()
-    )
     step_factors(device, num_samples, work, scratch.factors)
-    any_noise = work.noise_std[device].max() > f32(0.0)
-    for step in range(work.tau):
-        drawn, _ = draw_batch(rows, device, first_step + step, seed, work, scratch)
+    uneven = work.smallest[device] < work.largest[device]
+    for step in range(first_step, first_step + work.tau):
+        drawn, _ = draw_batch(rows, device, step, seed, work, scratch)
         gather(rows.y, rows.offsets[device], scratch.order, drawn, scratch.labels)
-        scratch.gradient[:] = f32(0.0)
+        clear(scratch.gradient)
         for start in range(0, drawn, LANE_BLOCK):
             count = min(LANE_BLOCK, drawn - start)
             add_scores(rows, device, start, count, lanes, scratch)
@@ -190,7 +181,8 @@ def lane_steps(
                 mask_slopes(work, device, scratch.scores, start, count)
             add_slopes(rows, device, start, count, lanes, scratch)
         undo_batch(rows, device, drawn, work, scratch)
-        if any_noise and step < noisy:
-            state, gamma = stream(seed, device, first_step + step, NOISE)
-            fill_normals(scratch.noise, dim * work.num_outputs, state, gamma)
-        update(dim, any_noise and step < noisy, work, scratch)
+        noise_now = work.noisy[device] and step < first_step + noisy
+        if noise_now:
+            state, gamma = stream(seed, device, step, NOISE)
+            fill_normals(scratch.noise, work.dim * work.num_outputs, state, gamma)
+        update(noise_now, work, scratch)

@@ -79,7 +79,7 @@ def fill_normals(out: Any, count: Any, state: Any, gamma: Any) -> None:
         out[half + i] = along if swapped else across
 
 
-@compiled
+@compiled_inline
 def draw_picks(picks: Any, size: Any, num_samples: Any, state: Any, gamma: Any) -> None:
     """Write for each place i < size a uniform number from i .. num_samples - 1.
 
@@ -96,7 +96,7 @@ def draw_picks(picks: Any, size: Any, num_samples: Any, state: Any, gamma: Any) 
         picks[j] = np.uint32(u64(j) + (((word & _LOW_32) * left) >> u64(32)))
 
 
-@compiled
+@compiled_inline
 def draw_subset(
     order: Any, picks: Any, size: Any, num_samples: Any, state: Any, gamma: Any
 ) -> None:
@@ -113,7 +113,7 @@ def draw_subset(
         order[j] = here
 
 
-@compiled
+@compiled_inline
 def restore(order: Any, picks: Any, size: Any, num_samples: Any) -> None:
     """Put `order` back to 0 .. num_samples - 1 after `draw_subset`."""
     if num_samples <= 16 * size:
@@ -125,7 +125,7 @@ def restore(order: Any, picks: Any, size: Any, num_samples: Any) -> None:
             order[picks[i]] = picks[i]
 
 
-@compiled
+@compiled_inline
 def draw_poisson(rows: Any, num_samples: Any, size: Any, state: Any, gamma: Any) -> Any:
     """Write the rows drawn with probability size / num_samples each; return how many.
 

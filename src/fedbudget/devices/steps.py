@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from fedbudget.devices.compiled import compiled
+from fedbudget.devices.compiled import compiled, compiled_inline
 from fedbudget.devices.elementary import fast_exp
 from fedbudget.devices.random_numbers import (
     NOISE,
@@ -23,13 +23,20 @@ from fedbudget.devices.vectors import (
     store,
     total,
 )
-from fedbudget.devices.work import HINGE, LOGISTIC, draw_batch, gather, undo_batch
+from fedbudget.devices.work import (
+    HINGE,
+    LOGISTIC,
+    clear,
+    draw_batch,
+    gather,
+    undo_batch,
+)
 
 f32 = np.float32
 CODE = np.uint64(0xFFFF)  # the bits of one one-hot code
 
 
-@compiled
+@compiled_inline
 def slopes(loss: Any, threshold: Any, scores: Any, y: Any, size: Any) -> None:
     """Replace scores by d loss / d score."""
     if loss == LOGISTIC:
@@ -51,7 +58,7 @@ def add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> 
     raise NotImplementedError
 
 
-@compiled
+@compiled_inline
 def dense_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
     """Sum the gradients of dense rows, four rows at a time.
 
@@ -61,7 +68,7 @@ def dense_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -
     x, labels, scores = rows.x, scratch.labels, scratch.scores
     width = rows.width
     first_row = rows.offsets[device]
-    scratch.gradient[:] = f32(0.0)
+    clear(scratch.gradient)
     block = max(4, min(32, 8192 // width // 4 * 4))
     places = np.empty(4, dtype=np.int64)
     for start in range(0, size, block):
@@ -81,7 +88,7 @@ def dense_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -
             dense_add(x, places, scores, start + b, scratch.gradient, width)
 
 
-@compiled
+@compiled_inline
 def dense_scores(
     x: Any, places: Any, theta: Any, width: Any, scores: Any, b: Any
 ) -> None:
@@ -100,7 +107,7 @@ def dense_scores(
     scores[b + 3] = total(s3)
 
 
-@compiled
+@compiled_inline
 def dense_add(
     x: Any, places: Any, scores: Any, b: Any, gradient: Any, width: Any
 ) -> None:
@@ -116,7 +123,7 @@ def dense_add(
         store(gradient, i, add(left, right))
 
 
-@compiled
+@compiled_inline
 def one_hot_gradient(
     rows: Any, device: Any, size: Any, work: Any, scratch: Any
 ) -> None:
@@ -135,7 +142,7 @@ def one_hot_gradient(
             )
             scores[b] = score if w == 0 else scores[b] + score
     slopes(work.loss, work.threshold, scores, scratch.labels, size)
-    sums[:] = f32(0.0)
+    clear(sums)
     half = np.uint64(len(sums) // 2)
     for w in range(words.shape[1]):
         for b in range(size):
@@ -151,7 +158,7 @@ def one_hot_gradient(
     sum_table(rows, sums, scratch.gradient)
 
 
-@compiled
+@compiled_inline
 def fill_table(rows: Any, theta: Any, table: Any) -> None:
     """Fill the table of one-hot codes from theta, scaled by the rows' value.
 
@@ -172,12 +179,12 @@ def fill_table(rows: Any, theta: Any, table: Any) -> None:
                 place += RUN
 
 
-@compiled
+@compiled_inline
 def sum_table(rows: Any, sums: Any, gradient: Any) -> None:
     """Turn sums by code into the gradient: the reverse of `fill_table`."""
     value = splat(rows.value)
     half = len(sums) // 2
-    gradient[:] = f32(0.0)
+    clear(gradient)
     if len(rows.pairs) == 0:
         for i in range(0, rows.table_size - 1, RUN):
             both = add(load(sums, i), load(sums, half + i))
@@ -196,7 +203,7 @@ def sum_table(rows: Any, sums: Any, gradient: Any) -> None:
             gradient[i] += total(line)
 
 
-@compiled
+@compiled_inline
 def sparse_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
     """Sum the gradients of compressed sparse rows."""
     theta, gradient, scores = scratch.theta, scratch.gradient, scratch.scores
@@ -209,7 +216,7 @@ def sparse_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) 
             score += values[k] * theta[columns[k]]
         scores[b] = score
     slopes(work.loss, work.threshold, scores, scratch.labels, size)
-    gradient[:] = f32(0.0)
+    clear(gradient)
     for b in range(size):
         row = np.uint64(first_row) + order[b]
         slope = scores[b]
@@ -232,7 +239,7 @@ def _add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) ->
     return call
 
 
-@compiled
+@compiled_inline
 def add_scaled(out: Any, scale: Any, source: Any) -> None:
     """Add scale * source to out, over whole runs."""
     scales = splat(scale)
@@ -242,31 +249,23 @@ def add_scaled(out: Any, scale: Any, source: Any) -> None:
 
 @compiled
 def single_steps(
-    rows: Any,
-    device: Any,
-    first_step: Any,
-    noisy: Any,
-    seed: Any,
-    work: Any,
-    scratch: Any,
-    dim: Any,
+    rows: Any, device: Any, noisy: Any, key: Any, work: Any, scratch: Any
 ) -> None:
     """Take tau steps from scratch.theta in place, the first `noisy` of them with noise.
 
     The last step's noise may be left to `add_mean_noise`, drawn once for the mean.
     """
+    seed, first_step = key
     theta, gradient, noise = scratch.theta, scratch.gradient, scratch.noise
     eta, sigma = work.learning_rate[0], work.noise_std[device, 0]
-    for step in range(work.tau):
-        drawn, divisor = draw_batch(
-            rows, device, first_step + step, seed, work, scratch
-        )
+    for step in range(first_step, first_step + work.tau):
+        drawn, divisor = draw_batch(rows, device, step, seed, work, scratch)
         gather(rows.y, rows.offsets[device], scratch.order, drawn, scratch.labels)
         add_gradient(rows, device, drawn, work, scratch)
         undo_batch(rows, device, drawn, work, scratch)
-        if step < noisy and sigma > f32(0.0):
-            state, gamma = stream(seed, device, first_step + step, NOISE)
-            fill_normals(noise, dim, state, gamma)
+        if step < first_step + noisy and work.noisy[device]:
+            state, gamma = stream(seed, device, step, NOISE)
+            fill_normals(noise, work.dim, state, gamma)
             add_scaled(gradient, f32(divisor) * sigma, noise)
         add_scaled(theta, -eta * work.l2[0], theta)
         add_scaled(theta, -eta / f32(divisor), gradient)

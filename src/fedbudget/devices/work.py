@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbudget.devices.compiled import compiled
+from fedbudget.devices.compiled import compiled, compiled_inline
 from fedbudget.devices.random_numbers import (
     BATCHES,
     draw_poisson,
@@ -12,7 +12,7 @@ from fedbudget.devices.random_numbers import (
     restore,
     stream,
 )
-from fedbudget.devices.vectors import RUN
+from fedbudget.devices.vectors import RUN, splat, store
 
 LOGISTIC, HINGE, HUBER, SOFTMAX = 0, 1, 2, 3
 FULL, FIXED, POISSON = 0, 1, 2
@@ -29,12 +29,17 @@ class Work(NamedTuple):
     threshold: Any  # float32: where Huber's loss turns linear
     sampling: int
     tau: int
+    dim: int  # columns of a row
     num_outputs: int  # scores per row: lane l is output l % num_outputs of its plan
     l2: Any  # float32, shape (L,)
     learning_rate: Any  # float32, shape (L,)
     batch_size: Any  # int64, shape (M, L)
     noise_std: Any  # float32, shape (M, L)
     weights: Any  # float64, shape (M, L)
+    takes_part: Any  # bool, shape (M,): some weight is not zero
+    smallest: Any  # int64, shape (M,): the smallest batch of any lane
+    largest: Any  # int64, shape (M,): the largest
+    noisy: Any  # bool, shape (M,): some noise is not zero
 
 
 class LaneWork(NamedTuple):
@@ -44,12 +49,17 @@ class LaneWork(NamedTuple):
     threshold: Any
     sampling: int
     tau: int
+    dim: int
     num_outputs: int
     l2: Any
     learning_rate: Any
     batch_size: Any
     noise_std: Any
     weights: Any
+    takes_part: Any
+    smallest: Any
+    largest: Any
+    noisy: Any
 
 
 class Scratch(NamedTuple):
@@ -70,32 +80,60 @@ class Scratch(NamedTuple):
     factors: Any  # float32, over lanes: see `lanes.step_factors`
 
 
-@compiled
-def new_scratch(dim: Any, longest: Any, lanes: Any, table_size: Any) -> Any:
-    """Return one thread's working memory."""
+def new_memory(
+    dim: int, longest: int, lanes: int, table_size: int, num_workers: int
+) -> Scratch:
+    """Return the memory of all threads: `Scratch` with a first axis over workers."""
     # Dense rows are padded to whole runs; one-hot rows have a spare column past dim.
     params = (dim + 2 * RUN) // RUN * RUN * lanes
     entries = (table_size + RUN - 1) // RUN * RUN + RUN
-    order = np.empty(longest + RUN, dtype=np.uint32)
-    for i in range(len(order)):
-        order[i] = np.uint32(i)
+    places = np.arange(longest + RUN, dtype=np.uint32)
+
+    def zeros(count: int) -> Any:
+        return np.zeros((num_workers, count), dtype=np.float32)
+
     return Scratch(
-        np.zeros(params, dtype=np.float32),
-        np.zeros(params, dtype=np.float32),
-        np.zeros(params, dtype=np.float32),
-        order,
-        np.zeros(longest + RUN, dtype=np.uint32),
-        np.zeros(longest + RUN, dtype=np.float32),
-        np.zeros(max(longest, LANE_BLOCK * lanes) + RUN, dtype=np.float32),
-        np.zeros(entries, dtype=np.float32),
-        np.zeros(2 * entries, dtype=np.float32),
-        np.zeros(3 * lanes + RUN, dtype=np.float32),
+        theta=zeros(params),
+        gradient=zeros(params),
+        noise=zeros(params),
+        order=np.tile(places, (num_workers, 1)),
+        picks=np.tile(places, (num_workers, 1)),
+        labels=zeros(longest + RUN),
+        scores=zeros(max(longest, LANE_BLOCK * lanes) + RUN),
+        table=zeros(entries),
+        sums=zeros(2 * entries),
+        factors=zeros(3 * lanes + RUN),
     )
 
 
-@compiled
+@compiled_inline
+def scratch_of(memory: Any, worker: Any) -> Any:
+    """Return one thread's part of the memory."""
+    return Scratch(
+        memory.theta[worker],
+        memory.gradient[worker],
+        memory.noise[worker],
+        memory.order[worker],
+        memory.picks[worker],
+        memory.labels[worker],
+        memory.scores[worker],
+        memory.table[worker],
+        memory.sums[worker],
+        memory.factors[worker],
+    )
+
+
+@compiled_inline
+def clear(buffer: Any) -> None:
+    """Set a buffer of whole runs to zero."""
+    nothing = splat(np.float32(0.0))
+    for i in range(0, len(buffer), RUN):
+        store(buffer, i, nothing)
+
+
+@compiled_inline
 def gather(source: Any, first: Any, rows: Any, size: Any, out: Any) -> None:
-    """out[i] = source[first + rows[i]], so that the next loop reads without jumps."""
+    """Copy source[first + rows] to out, so that the next loop reads without jumps."""
     for i in range(size):
         out[i] = source[np.uint64(first) + rows[i]]
 
@@ -106,7 +144,7 @@ def draw_batch(
 ) -> Any:
     """Write the rows of a step into scratch.order; return how many, and the divisor."""
     num_samples = rows.offsets[device + 1] - rows.offsets[device]
-    size = work.batch_size[device].max()
+    size = work.largest[device]
     if work.sampling == FULL or (work.sampling == FIXED and size >= num_samples):
         return num_samples, num_samples
     state, gamma = stream(seed, device, step, BATCHES)
@@ -116,7 +154,7 @@ def draw_batch(
     return size, size
 
 
-@compiled
+@compiled_inline
 def undo_batch(rows: Any, device: Any, drawn: Any, work: Any, scratch: Any) -> None:
     """Put scratch.order back to 0, 1, 2, .. after a step."""
     num_samples = rows.offsets[device + 1] - rows.offsets[device]
