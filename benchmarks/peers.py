@@ -12,8 +12,17 @@ import numpy as np
 
 
 def numpy_rounds(
-    x: Any, y: Any, *, dim: int, loss: str, tau: int, rounds: int, batch: int,
-    learning_rate: float, noise_std: float, seed: int = 0,
+    x: Any,
+    y: Any,
+    *,
+    dim: int,
+    loss: str,
+    tau: int,
+    rounds: int,
+    batch: int,
+    learning_rate: float,
+    noise_std: float,
+    seed: int = 0,
 ) -> Any:
     """Batched NumPy: one step of all devices at a time.
 
@@ -24,6 +33,8 @@ def numpy_rounds(
     one_hot = x.dtype.kind in "iu"
     value = np.float32(x.shape[2] ** -0.5)
     device = np.arange(num_devices)[:, None]
+    if one_hot:  # columns of all devices in one flat array of parameters
+        x = x + (np.arange(num_devices, dtype=np.int32) * dim)[:, None, None]
     theta = np.zeros(dim, dtype=np.float32)
     for _ in range(rounds):
         local = np.repeat(theta[None], num_devices, axis=0)
@@ -32,10 +43,7 @@ def numpy_rounds(
             rows = np.argpartition(keys, batch - 1, axis=1)[:, :batch]
             xb, yb = x[device, rows], y[device, rows]
             if one_hot:
-                places = xb + (np.arange(num_devices, dtype=xb.dtype) * dim)[
-                    :, None, None
-                ]
-                scores = value * local.reshape(-1)[places].sum(axis=2)
+                scores = value * local.reshape(-1)[xb].sum(axis=2)
             else:
                 scores = np.matmul(xb, local[:, :, None])[:, :, 0]
             if loss == "logistic":
@@ -44,9 +52,7 @@ def numpy_rounds(
                 slopes = np.where(yb * scores < 1, -yb, np.float32(0))
             if one_hot:
                 weights = np.repeat(slopes.reshape(-1), x.shape[2])
-                sums = np.bincount(
-                    places.reshape(-1), weights, minlength=num_devices * dim
-                )
+                sums = np.bincount(xb.reshape(-1), weights, minlength=num_devices * dim)
                 gradient = value * sums.astype(np.float32).reshape(num_devices, dim)
             else:
                 gradient = np.matmul(slopes[:, None, :], xb)[:, 0]
@@ -57,8 +63,16 @@ def numpy_rounds(
 
 
 def jax_rounds(
-    x: Any, y: Any, *, dim: int, loss: str, tau: int, rounds: int, batch: int,
-    learning_rate: float, noise_std: float,
+    x: Any,
+    y: Any,
+    *,
+    dim: int,
+    loss: str,
+    tau: int,
+    rounds: int,
+    batch: int,
+    learning_rate: float,
+    noise_std: float,
 ) -> Callable[[int], Any]:
     """Jitted JAX: vmap over devices, scan over steps and over rounds."""
     import jax

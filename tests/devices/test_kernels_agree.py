@@ -1,5 +1,6 @@
 """With noise and sampling off, kernels and reference take the same steps."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedbudget.devices.rows import OneHotRows, PackedRows, SparseRows, pack_rows
 from fedbudget.models import Floats, Hinge, Huber, Labels, Logistic, Loss, Softmax
 
 SIZES = np.array([70, 1, 33, 96])  # rows per device
-OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])
+OFFSETS = np.concatenate([[0], np.cumsum(SIZES)]).astype(np.int64)
 WEIGHTS = np.array([0.4, 0.1, 0.2, 0.3])
 GROUPS = (3, 2, 17, 4)  # categories of the one-hot columns
 LOSSES: list[Loss] = [
@@ -41,7 +42,10 @@ def rows(kind: str) -> Any:
         return csr_array(keep * rng.normal(size=keep.shape) * 0.3)
     if kind == "one-hot":
         starts = np.cumsum((0, *GROUPS[:-1]))
-        picks = [s + rng.integers(0, c, num_rows) for s, c in zip(starts, GROUPS)]
+        picks = [
+            s + rng.integers(0, c, num_rows)
+            for s, c in zip(starts, GROUPS, strict=True)
+        ]
         columns = np.stack(picks, axis=1)
     else:  # any five columns: nothing to merge
         columns = rng.permuted(np.tile(np.arange(300), (num_rows, 1)), axis=1)[:, :5]
@@ -53,8 +57,8 @@ def rows(kind: str) -> Any:
 def labels(loss: Loss) -> Labels:
     rng = np.random.default_rng(8)
     if isinstance(loss, Huber):
-        return rng.uniform(-1, 1, OFFSETS[-1])
-    return rng.integers(0, max(2, loss.num_outputs), OFFSETS[-1])
+        return rng.uniform(-1, 1, int(OFFSETS[-1]))
+    return rng.integers(0, max(2, loss.num_outputs), int(OFFSETS[-1]))
 
 
 def reference(
@@ -74,7 +78,7 @@ def reference(
                     batch=Batch(),
                     rng=np.random.default_rng(),
                 )
-                for a, b in zip(OFFSETS[:-1], OFFSETS[1:], strict=True)
+                for a, b in pairwise(OFFSETS)
             ],
             np.asarray(plan.weights),
         )

@@ -46,8 +46,8 @@ def one_hot_scores(
         row = np.uint64(rows.offsets[device]) + scratch.order[start + b]
         for lane in range(0, lanes, RUN):
             score = splat(f32(0.0))
-            for w in range(words.shape[1]):
-                c0, c1, c2, c3 = code_places(words[row, w], lanes, lane)
+            for w in range(len(words)):
+                c0, c1, c2, c3 = code_places(words[w, row], lanes, lane)
                 left = add(load(theta, c0), load(theta, c1))
                 right = add(load(theta, c2), load(theta, c3))
                 score = add(score, add(left, right))
@@ -65,8 +65,8 @@ def one_hot_slopes(
         row = np.uint64(rows.offsets[device]) + scratch.order[start + b]
         for lane in range(0, lanes, RUN):
             slope = multiply(value, load(scores, b * lanes + lane))
-            for w in range(words.shape[1]):
-                c0, c1, c2, c3 = code_places(words[row, w], lanes, lane)
+            for w in range(len(words)):
+                c0, c1, c2, c3 = code_places(words[w, row], lanes, lane)
                 store(gradient, c0, add(load(gradient, c0), slope))
                 store(gradient, c1, add(load(gradient, c1), slope))
                 store(gradient, c2, add(load(gradient, c2), slope))

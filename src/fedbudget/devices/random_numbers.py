@@ -45,27 +45,31 @@ def stream(seed: Any, device: Any, step: Any, purpose: Any) -> Any:
     key = mix(key ^ (u64(step) * _GOLDEN + u64(purpose)))
     gamma = mix(key + _GOLDEN) | u64(1)
     # A stride with long runs of equal bits mixes badly: the paper's section 5 flips it.
-    changes = gamma ^ (gamma >> u64(1))
-    count = 0
-    while changes:
-        changes &= changes - u64(1)
-        count += 1
-    if count < 24:
+    if count_ones(gamma ^ (gamma >> u64(1))) < u64(24):
         gamma ^= u64(0xAAAAAAAAAAAAAAAA)
     return key, gamma
 
 
+@compiled_inline
+def count_ones(x: Any) -> Any:
+    """Return how many bits of a word are set, by adding neighbours in parallel."""
+    x = x - ((x >> u64(1)) & u64(0x5555555555555555))
+    x = (x & u64(0x3333333333333333)) + ((x >> u64(2)) & u64(0x3333333333333333))
+    x = (x + (x >> u64(4))) & u64(0x0F0F0F0F0F0F0F0F)
+    return (x * u64(0x0101010101010101)) >> u64(56)
+
+
 @compiled
 def fill_normals(out: Any, count: Any, state: Any, gamma: Any) -> None:
-    """Write `count` standard normals; `out` needs room for a multiple of 16.
+    """Write `count` standard normals; `out` needs room for one more if it is odd.
 
     Box-Muller: one word makes two normals. Its upper half is the radius, with 31 bits,
     so that tails reach 6.6 standard deviations; its lower half is the angle.
     """
-    half = (count + 15) // 16 * 8  # whole vectors: nothing is left over
-    for i in range(half):
+    # The bounds of this loop are kept plain: LLVM does not vectorise it otherwise.
+    for i in range((count + 1) // 2):
         word = mix(u64(state) + u64(i) * u64(gamma))
-        # Small numbers stay exact as floats, and they are the ones that make the tail.
+        # Small numbers stay exact as floats, and they are what makes the tail.
         upper = f32(np.int32(word >> u64(33))) + f32(0.5)
         radius = np.sqrt(f32(-2.0) * fast_log(upper * f32(2.0**-31)))
         # The two lowest bits choose a quarter turn, the rest a place inside it.
@@ -75,8 +79,8 @@ def fill_normals(out: Any, count: Any, state: Any, gamma: Any) -> None:
         across = radius * fast_sine(place)
         along = -along if (lower & np.int32(2)) != 0 else along
         swapped = (lower & np.int32(1)) != 0
-        out[i] = across if swapped else along
-        out[half + i] = along if swapped else across
+        out[2 * i] = across if swapped else along
+        out[2 * i + 1] = along if swapped else across
 
 
 @compiled_inline
@@ -116,7 +120,7 @@ def draw_subset(
 @compiled_inline
 def restore(order: Any, picks: Any, size: Any, num_samples: Any) -> None:
     """Put `order` back to 0 .. num_samples - 1 after `draw_subset`."""
-    if num_samples <= 16 * size:
+    if num_samples <= 8 * size:
         for i in range(num_samples):  # vectorises: cheaper than following the picks
             order[i] = np.uint32(i)
     else:

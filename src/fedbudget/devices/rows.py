@@ -12,6 +12,7 @@ column index of 4 bytes. A code is a column, or stands for a pair of columns: th
 kernel fills a table of all pairs' sums before each step and looks up half as often.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -44,7 +45,7 @@ class OneHotRows(NamedTuple):
 
     offsets: Counts  # shape (M + 1,)
     y: Single  # shape (N,)
-    words: NDArray[np.uint64]  # shape (N, words per row)
+    words: NDArray[np.uint64]  # shape (words per row, N)
     value: np.float32
     pairs: Counts  # shape (num_pairs, 5): see `Pair`; empty if codes are columns
     table_size: int
@@ -130,7 +131,7 @@ def pack_rows(x: Rows, y: Labels, offsets: Counts, *, loss: Loss) -> PackedRows:
     if isinstance(x, np.ndarray):
         _check_finite(x)
         width = -(-dim // RUN) * RUN
-        dense = np.zeros((len(labels), width), dtype=np.float32)
+        dense = aligned_zeros((len(labels), width))
         dense[:, :dim] = x
         rows = DenseRows(offsets, labels, dense.reshape(-1), width)
         return PackedRows(loss=loss, dim=dim, rows=rows)
@@ -176,7 +177,7 @@ def pack_one_hot(
         offsets, labels, _words(codes, dim), np.float32(value), no_pairs, dim + 1
     )
     merged = None
-    if len(y) >= MERGED_BATCH * (len(offsets) - 1):
+    if len(y) >= 2 * MERGED_BATCH * (len(offsets) - 1):
         merged = _merged(rows, columns)
     return PackedRows(loss=loss, dim=dim, rows=rows, merged=merged)
 
@@ -208,6 +209,14 @@ def _labels(y: Labels, loss: Loss) -> Single:
     return np.where(labels > 0, np.float32(1), np.float32(-1))
 
 
+def aligned_zeros(shape: tuple[int, int]) -> Single:
+    """Return zeros that start on a cache line, so that no run lies on two."""
+    count = shape[0] * shape[1]
+    buffer = np.zeros(count + RUN, dtype=np.float32)
+    start = -(buffer.ctypes.data // buffer.itemsize) % RUN
+    return buffer[start : start + count].reshape(shape)
+
+
 def _check_finite(values: Floats) -> None:
     if not np.isfinite(values).all():
         raise DataError("rows hold NaN or infinite values: drop or fill them first")
@@ -225,12 +234,12 @@ def _fixed_columns(x: Rows) -> NDArray[np.integer] | None:
     return np.sort(x.indices.reshape(-1, k), axis=1)
 
 
-def _words(codes: list[NDArray[np.integer]], spare: int) -> NDArray[np.uint64]:
+def _words(codes: Sequence[NDArray[np.integer]], spare: int) -> NDArray[np.uint64]:
     """Return the codes of each row, four to a word; free places take the spare code."""
-    words = np.zeros((len(codes[0]), -(-len(codes) // 4)), dtype=np.uint64)
-    for place in range(words.shape[1] * 4):
+    words = np.zeros((-(-len(codes) // 4), len(codes[0])), dtype=np.uint64)
+    for place in range(len(words) * 4):
         code = codes[place] if place < len(codes) else np.array(spare)
-        words[:, place // 4] |= code.astype(np.uint64) << np.uint64(16 * (place % 4))
+        words[place // 4] |= code.astype(np.uint64) << np.uint64(16 * (place % 4))
     return words
 
 
@@ -259,7 +268,7 @@ def _pairs(columns: NDArray[np.integer]) -> list[Pair]:
     pairs: list[Pair] = []
     offset = 0
     for small, large in zip(by_size[: k // 2], by_size[: k // 2 - 1 : -1], strict=True):
-        count = [int(high[g] - low[g]) + 1 for g in (small, large)]
+        count = [int(high[g]) - int(low[g]) + 1 for g in (small, large)]
         pair = Pair(int(low[small]), count[0], int(low[large]), count[1], offset)
         offset += pair.num_first * pair.width
         pairs.append(pair)
@@ -268,11 +277,12 @@ def _pairs(columns: NDArray[np.integer]) -> list[Pair]:
 
 def _pair_codes(
     columns: NDArray[np.integer], pairs: list[Pair]
-) -> list[NDArray[np.integer]]:
-    low = list(columns.min(axis=0))
+) -> list[NDArray[np.int64]]:
+    low = columns.min(axis=0).tolist()
     codes = []
     for pair in pairs:
-        i = columns[:, low.index(pair.first)] - pair.first
-        j = columns[:, low.index(pair.second)] - pair.second
+        # Columns may come in bytes, which codes would overflow.
+        i = columns[:, low.index(pair.first)].astype(np.int64) - pair.first
+        j = columns[:, low.index(pair.second)].astype(np.int64) - pair.second
         codes.append(pair.offset + i * pair.width + j)
     return codes

@@ -19,6 +19,7 @@ from fedbudget.devices.vectors import (
     load,
     multiply,
     multiply_add,
+    prefetch,
     splat,
     store,
     total,
@@ -33,6 +34,7 @@ from fedbudget.devices.work import (
 )
 
 f32 = np.float32
+AHEAD = 16  # rows between asking for a dense row and reading it
 CODE = np.uint64(0xFFFF)  # the bits of one one-hot code
 
 
@@ -53,7 +55,7 @@ def slopes(loss: Any, threshold: Any, scores: Any, y: Any, size: Any) -> None:
 def add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
     """Write the sum of the gradients of a batch into scratch.gradient.
 
-    The batch is scratch.order[:size]; its labels are in scratch.labels.
+    The batch is scratch.order[:size].
     """
     raise NotImplementedError
 
@@ -66,37 +68,53 @@ def dense_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -
     of rows small enough for the cache are read from memory once for both passes.
     """
     x, labels, scores = rows.x, scratch.labels, scratch.scores
-    width = rows.width
-    first_row = rows.offsets[device]
+    width, first_row, order = rows.width, rows.offsets[device], scratch.order
+    gather(rows.y, first_row, order, size, labels)
     clear(scratch.gradient)
     block = max(4, min(32, 8192 // width // 4 * 4))
-    places = np.empty(4, dtype=np.int64)
     for start in range(0, size, block):
-        count = min(block, size - start)
-        for b in range(0, count, 4):
-            for i in range(4):
-                row = scratch.order[start + min(b + i, count - 1)]
-                places[i] = (first_row + np.int64(row)) * width
-            dense_scores(x, places, scratch.theta, width, scores, start + b)
-        slopes(work.loss, work.threshold, scores[start:], labels[start:], count)
-        for b in range(0, count, 4):
-            for i in range(4):
-                row = scratch.order[start + min(b + i, count - 1)]
-                places[i] = (first_row + np.int64(row)) * width
-                if b + i >= count:
-                    scores[start + b + i] = f32(0.0)
-            dense_add(x, places, scores, start + b, scratch.gradient, width)
+        stop = min(start + block, size)
+        for b in range(start, stop, 4):
+            here = four_rows(first_row, order, b, stop, width)
+            ahead = four_rows(first_row, order, b + AHEAD, size, width)
+            dense_scores(x, here, ahead, scratch.theta, width, scores, b)
+        slopes(work.loss, work.threshold, scores[start:], labels[start:], stop - start)
+        for b in range(start, stop, 4):
+            here = four_rows(first_row, order, b, stop, width)
+            for i in range(stop, b + 4):
+                scores[i] = f32(0.0)  # rows that fill up the last four count nothing
+            dense_add(x, here, scores, b, scratch.gradient, width)
+
+
+@compiled_inline
+def four_rows(first_row: Any, order: Any, b: Any, stop: Any, width: Any) -> Any:
+    """Return where four rows of the batch start; past its end, the last one's place."""
+    last = stop - 1
+    return (
+        (first_row + np.int64(order[min(b, last)])) * width,
+        (first_row + np.int64(order[min(b + 1, last)])) * width,
+        (first_row + np.int64(order[min(b + 2, last)])) * width,
+        (first_row + np.int64(order[min(b + 3, last)])) * width,
+    )
 
 
 @compiled_inline
 def dense_scores(
-    x: Any, places: Any, theta: Any, width: Any, scores: Any, b: Any
+    x: Any, places: Any, ahead: Any, theta: Any, width: Any, scores: Any, b: Any
 ) -> None:
-    """Write scores[b : b + 4], of the rows that start at x[places]."""
-    p0, p1, p2, p3 = places[0], places[1], places[2], places[3]
+    """Write scores[b : b + 4], of the rows that start at x[places].
+
+    Rows are drawn at random: the processor does not guess the next, but we know it.
+    """
+    p0, p1, p2, p3 = places
+    q0, q1, q2, q3 = ahead
     s0 = s1 = s2 = s3 = splat(f32(0.0))
     for i in range(0, width, RUN):
         t = load(theta, i)
+        prefetch(x, q0 + i)
+        prefetch(x, q1 + i)
+        prefetch(x, q2 + i)
+        prefetch(x, q3 + i)
         s0 = multiply_add(load(x, p0 + i), t, s0)
         s1 = multiply_add(load(x, p1 + i), t, s1)
         s2 = multiply_add(load(x, p2 + i), t, s2)
@@ -112,7 +130,7 @@ def dense_add(
     x: Any, places: Any, scores: Any, b: Any, gradient: Any, width: Any
 ) -> None:
     """Add scores[b : b + 4] times the rows that start at x[places] to the gradient."""
-    p0, p1, p2, p3 = places[0], places[1], places[2], places[3]
+    p0, p1, p2, p3 = places
     a0, a1 = splat(scores[b]), splat(scores[b + 1])
     a2, a3 = splat(scores[b + 2]), splat(scores[b + 3])
     for i in range(0, width, RUN):
@@ -128,34 +146,58 @@ def one_hot_gradient(
     rows: Any, device: Any, size: Any, work: Any, scratch: Any
 ) -> None:
     """Sum the gradients of one-hot rows: look up, add, and count by code."""
-    table, sums, scores = scratch.table, scratch.sums, scratch.scores
-    words, first_row, order = rows.words, rows.offsets[device], scratch.order
-    fill_table(rows, scratch.theta, table)
-    for w in range(words.shape[1]):
-        for b in range(size):
-            word = words[np.uint64(first_row) + order[b], w]
-            score = (
-                table[word & CODE]
-                + table[(word >> np.uint64(16)) & CODE]
-                + table[(word >> np.uint64(32)) & CODE]
-                + table[word >> np.uint64(48)]
-            )
-            scores[b] = score if w == 0 else scores[b] + score
+    first, stop = rows.offsets[device], rows.offsets[device + 1]
+    order, scores, sums = scratch.order, scratch.scores, scratch.sums
+    fill_table(rows, scratch.theta, scratch.table)
+    gather(rows.y, first, order, size, scratch.labels)
+    look_up(rows.words[0, first:stop], order, size, scratch.table, scores)
+    for w in range(1, len(rows.words)):
+        look_up_more(rows.words[w, first:stop], order, size, scratch.table, scores)
     slopes(work.loss, work.threshold, scores, scratch.labels, size)
     clear(sums)
-    half = np.uint64(len(sums) // 2)
-    for w in range(words.shape[1]):
-        for b in range(size):
-            # Two copies of the sums by turns: rows in a row often share a code, and
-            # the second would wait for the first to be stored.
-            copy = np.uint64(b & 1) * half
-            slope = scores[b]
-            word = words[np.uint64(first_row) + order[b], w]
-            sums[copy + (word & CODE)] += slope
-            sums[copy + ((word >> np.uint64(16)) & CODE)] += slope
-            sums[copy + ((word >> np.uint64(32)) & CODE)] += slope
-            sums[copy + (word >> np.uint64(48))] += slope
+    for w in range(len(rows.words)):
+        add_by_code(rows.words[w, first:stop], order, size, scores, sums)
     sum_table(rows, sums, scratch.gradient)
+
+
+@compiled_inline
+def entries(word: Any, table: Any) -> Any:
+    """Return the sum of the entries of a word's four codes."""
+    left = table[word & CODE] + table[(word >> np.uint64(16)) & CODE]
+    right = table[(word >> np.uint64(32)) & CODE] + table[word >> np.uint64(48)]
+    return left + right
+
+
+@compiled_inline
+def look_up(words: Any, order: Any, size: Any, table: Any, scores: Any) -> None:
+    """Write the rows' scores: most rows have one word."""
+    for b in range(size):
+        scores[b] = entries(words[order[b]], table)
+
+
+@compiled_inline
+def look_up_more(words: Any, order: Any, size: Any, table: Any, scores: Any) -> None:
+    """Add what further words bring."""
+    for b in range(size):
+        scores[b] += entries(words[order[b]], table)
+
+
+@compiled_inline
+def add_by_code(words: Any, order: Any, size: Any, scores: Any, sums: Any) -> None:
+    """Add each row's slope to the sums of its four codes.
+
+    Two copies of the sums by turns: rows in a row often share a code, and the second
+    would wait for the first to be stored.
+    """
+    half = np.uint64(len(sums) // 2)
+    for b in range(size):
+        copy = np.uint64(b & 1) * half
+        slope = scores[b]
+        word = words[order[b]]
+        sums[copy + (word & CODE)] += slope
+        sums[copy + ((word >> np.uint64(16)) & CODE)] += slope
+        sums[copy + ((word >> np.uint64(32)) & CODE)] += slope
+        sums[copy + (word >> np.uint64(48))] += slope
 
 
 @compiled_inline
@@ -209,6 +251,7 @@ def sparse_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) 
     theta, gradient, scores = scratch.theta, scratch.gradient, scratch.scores
     columns, values = rows.columns, rows.values
     first_row, order = rows.offsets[device], scratch.order
+    gather(rows.y, first_row, order, size, scratch.labels)
     for b in range(size):
         row = np.uint64(first_row) + order[b]
         score = f32(0.0)
@@ -260,12 +303,12 @@ def single_steps(
     eta, sigma = work.learning_rate[0], work.noise_std[device, 0]
     for step in range(first_step, first_step + work.tau):
         drawn, divisor = draw_batch(rows, device, step, seed, work, scratch)
-        gather(rows.y, rows.offsets[device], scratch.order, drawn, scratch.labels)
         add_gradient(rows, device, drawn, work, scratch)
         undo_batch(rows, device, drawn, work, scratch)
         if step < first_step + noisy and work.noisy[device]:
             state, gamma = stream(seed, device, step, NOISE)
             fill_normals(noise, work.dim, state, gamma)
             add_scaled(gradient, f32(divisor) * sigma, noise)
-        add_scaled(theta, -eta * work.l2[0], theta)
+        if work.l2[0] > f32(0.0):
+            add_scaled(theta, -eta * work.l2[0], theta)
         add_scaled(theta, -eta / f32(divisor), gradient)

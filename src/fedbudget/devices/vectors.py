@@ -132,3 +132,24 @@ def total(typing: Any, run: Any) -> Any:
         return builder.call(reduce, [zero, args[0]], fastmath=("reassoc",))
 
     return types.float32(_run), generate
+
+
+@_vector_code
+def prefetch(typing: Any, array: Any, i: Any) -> Any:
+    """Ask for the cache line of array[i], to be read soon."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, i = zip(signature.args, args, strict=True)
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        call = _declared(builder.module, kind, "llvm.prefetch.p0")
+        place = builder.bitcast(_address(context, builder, array, i), byte)
+        read, keep, data = (
+            ir.Constant(word, 0),
+            ir.Constant(word, 3),
+            ir.Constant(word, 1),
+        )
+        builder.call(call, [place, read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(array, i), generate

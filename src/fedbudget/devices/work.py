@@ -12,6 +12,7 @@ from fedbudget.devices.random_numbers import (
     restore,
     stream,
 )
+from fedbudget.devices.rows import aligned_zeros
 from fedbudget.devices.vectors import RUN, splat, store
 
 LOGISTIC, HINGE, HUBER, SOFTMAX = 0, 1, 2, 3
@@ -90,7 +91,7 @@ def new_memory(
     places = np.arange(longest + RUN, dtype=np.uint32)
 
     def zeros(count: int) -> Any:
-        return np.zeros((num_workers, count), dtype=np.float32)
+        return aligned_zeros((num_workers, -(-count // RUN) * RUN))
 
     return Scratch(
         theta=zeros(params),
