@@ -193,7 +193,7 @@ _SLOPES = {
 }
 
 
-@overload(add_scores)
+@overload(add_scores, jit_options={"forceinline": True})
 def _add_scores(
     rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
 ) -> Any:
@@ -207,7 +207,7 @@ def _add_scores(
     return call
 
 
-@overload(add_slopes)
+@overload(add_slopes, jit_options={"forceinline": True})
 def _add_slopes(
     rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
 ) -> Any:

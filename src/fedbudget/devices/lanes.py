@@ -16,6 +16,7 @@ from fedbudget.devices.lane_rows import add_scores, add_slopes
 from fedbudget.devices.random_numbers import NOISE, fill_normals, stream
 from fedbudget.devices.vectors import (
     RUN,
+    keep_apart,
     load,
     multiply,
     multiply_add,
@@ -164,6 +165,7 @@ def lane_steps(
     rows: Any, device: Any, noisy: Any, key: Any, work: Any, scratch: Any
 ) -> None:
     """Take tau steps from scratch.theta in place, the first `noisy` with noise."""
+    keep_apart()
     seed, first_step = key
     lanes = len(work.learning_rate)
     num_samples = rows.offsets[device + 1] - rows.offsets[device]

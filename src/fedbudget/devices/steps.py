@@ -16,6 +16,7 @@ from fedbudget.devices.rows import DenseRows, OneHotRows, SparseRows
 from fedbudget.devices.vectors import (
     RUN,
     add,
+    keep_apart,
     load,
     multiply,
     multiply_add,
@@ -267,7 +268,7 @@ def sparse_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) 
             gradient[columns[k]] += slope * values[k]
 
 
-@overload(add_gradient)
+@overload(add_gradient, jit_options={"forceinline": True})
 def _add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> Any:
     """Choose by the layout of the rows, when the caller is compiled."""
     chosen = {
@@ -298,6 +299,7 @@ def single_steps(
 
     The last step's noise may be left to `add_mean_noise`, drawn once for the mean.
     """
+    keep_apart()
     seed, first_step = key
     theta, gradient, noise = scratch.theta, scratch.gradient, scratch.noise
     eta, sigma = work.learning_rate[0], work.noise_std[device, 0]

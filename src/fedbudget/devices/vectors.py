@@ -153,3 +153,14 @@ def prefetch(typing: Any, array: Any, i: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, i), generate
+
+
+@_vector_code
+def keep_apart(typing: Any) -> Any:
+    """Keep the calling function out of its callers: it is optimised best alone."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), generate

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbudget.devices.compiled import compiled, compiled_inline
+from fedbudget.devices.compiled import compiled_inline
 from fedbudget.devices.random_numbers import (
     BATCHES,
     draw_poisson,
@@ -139,7 +139,7 @@ def gather(source: Any, first: Any, rows: Any, size: Any, out: Any) -> None:
         out[i] = source[np.uint64(first) + rows[i]]
 
 
-@compiled
+@compiled_inline
 def draw_batch(
     rows: Any, device: Any, step: Any, seed: Any, work: Any, scratch: Any
 ) -> Any:
