@@ -1,0 +1,92 @@
+"""This machine's rates: the least time of each thing that the kernels are made of."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from fedbudget.devices.random_numbers import draw_picks, fill_normals, stream
+
+
+@njit(fastmath=True)
+def normals(repeats: int, out: Any) -> None:
+    for step in range(repeats):
+        state, gamma = stream(1, 2, step, 1)
+        fill_normals(out, 1024, state, gamma)
+
+
+@njit(fastmath=True)
+def words(repeats: int, picks: Any) -> None:
+    for step in range(repeats):
+        state, gamma = stream(1, 2, step, 0)
+        draw_picks(picks, 1024, 100_000, state, gamma)
+
+
+@njit(fastmath=True)
+def table_reads(repeats: int, table: Any, places: Any) -> float:
+    total = np.float32(0.0)
+    for _ in range(repeats):
+        for i in range(len(places)):
+            total += table[places[i]]
+    return total
+
+
+@njit
+def table_adds(repeats: int, table: Any, places: Any) -> None:
+    for _ in range(repeats):
+        for i in range(len(places)):
+            table[places[i]] += np.float32(1.0)
+
+
+@njit(fastmath=True)
+def row_reads(x: Any, order: Any) -> float:
+    total = np.float32(0.0)
+    for i in range(len(order)):
+        for j in range(x.shape[1]):
+            total += x[order[i], j]
+    return total
+
+
+@njit(fastmath=True)
+def multiply_adds(repeats: int, a: Any, b: Any) -> float:
+    total = np.float32(0.0)
+    for _ in range(repeats):
+        for i in range(len(a)):
+            total += a[i] * b[i]
+    return total
+
+
+def least(task: Callable[[], Any], count: int) -> float:
+    """Return the least time of one of `count` things."""
+    task()
+    times = []
+    for _ in range(15):
+        start = time.perf_counter()
+        task()
+        times.append(time.perf_counter() - start)
+    return min(times) / count
+
+
+def rates() -> dict[str, float]:
+    """Return seconds per thing, on one core."""
+    rng = np.random.default_rng(0)
+    out = np.empty(1040, dtype=np.float32)
+    picks = np.empty(1040, dtype=np.uint32)
+    table = np.zeros(512, dtype=np.float32)
+    places = rng.integers(0, 384, 1024).astype(np.uint64)
+    records = np.zeros(1628, dtype=np.float32)
+    rows = rng.permutation(1628).astype(np.uint64)
+    x = rng.standard_normal((23 * 1519, 112), dtype=np.float32)
+    order = rng.permutation(len(x)).astype(np.uint64)
+    a, b = (rng.standard_normal(2048, dtype=np.float32) for _ in range(2))
+    return {
+        "normal": least(lambda: normals(200, out), 200 * 1024),
+        "random word": least(lambda: words(200, picks), 200 * 1024),
+        "table read": least(lambda: table_reads(200, table, places), 200 * 1024),
+        "table add": least(lambda: table_adds(200, table, places), 200 * 1024),
+        "row read (L1)": least(lambda: table_reads(100, records, rows), 100 * 1628),
+        "float read (rows)": least(lambda: row_reads(x, order), x.size),
+        "multiply-add": least(lambda: multiply_adds(200, a, b), 200 * 2048),
+    }

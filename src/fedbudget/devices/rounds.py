@@ -1,0 +1,215 @@
+"""Rounds over devices and over runs, compiled and spread over the threads.
+
+Models with L lanes are flat arrays: parameter i of lane l is at i * L + l.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+from numba.extending import overload
+
+from fedbudget.devices.compiled import compiled, compiled_inline, compiled_parallel
+from fedbudget.devices.lanes import lane_steps
+from fedbudget.devices.random_numbers import MEAN_NOISE, fill_normals, stream
+from fedbudget.devices.steps import single_steps
+from fedbudget.devices.work import Work, scratch_of
+
+f32 = np.float32
+# Devices are summed in this many blocks whatever the number of threads, so that the
+# rounding of the mean, too, does not depend on it.
+BLOCKS = 256
+
+
+def device_steps(
+    rows: Any, device: Any, noisy: Any, key: Any, work: Any, scratch: Any
+) -> None:
+    """Take tau steps of one device from scratch.theta, in place."""
+    raise NotImplementedError
+
+
+@overload(device_steps)
+def _device_steps(
+    rows: Any, device: Any, noisy: Any, key: Any, work: Any, scratch: Any
+) -> Any:
+    """Choose one lane or many when the caller is compiled."""
+    chosen = single_steps if work.instance_class is Work else lane_steps
+
+    def call(
+        rows: Any, device: Any, noisy: Any, key: Any, work: Any, scratch: Any
+    ) -> None:
+        chosen(rows, device, noisy, key, work, scratch)
+
+    return call
+
+
+@compiled
+def add_devices(
+    rows: Any,
+    start: Any,  # theta at the start of the round, float64
+    devices: Any,  # (first, stop)
+    key: Any,  # (seed, first step)
+    work: Any,
+    scratch: Any,
+    total: Any,  # float64
+) -> None:
+    """Write the weighted sum of some devices' models, without the last noise."""
+    theta, lanes = scratch.theta, len(work.learning_rate)
+    for i in range(len(total)):
+        total[i] = 0.0
+    for m in range(devices[0], devices[1]):
+        if work.takes_part[m]:
+            load_theta(start, theta)
+            device_steps(rows, m, work.tau - 1, key, work, scratch)
+            for i in range(work.dim):
+                for lane in range(lanes):
+                    place = i * lanes + lane
+                    total[place] += work.weights[m, lane] * np.float64(theta[place])
+
+
+@compiled_inline
+def load_theta(start: Any, theta: Any) -> None:
+    """Copy a model in single precision to the front of a buffer, the rest zero."""
+    for i in range(len(start)):
+        theta[i] = f32(start[i])
+    for i in range(len(start), len(theta)):
+        theta[i] = f32(0.0)
+
+
+@compiled
+def add_mean_noise(mean: Any, key: Any, work: Any, noise: Any) -> None:
+    """Add the noise of the devices' last step to their weighted mean.
+
+    A weighted sum of independent normals is one normal with variance
+    sum p_m^2 sigma_m^2: one draw instead of M, and the same distribution. Only the
+    simulator may do this: a device adds its own noise before anything leaves it.
+    """
+    lanes, outputs = len(work.learning_rate), work.num_outputs
+    state, gamma = stream(key[0], 0, key[1] + work.tau - 1, MEAN_NOISE)
+    fill_normals(noise, work.dim * outputs, state, gamma)
+    for lane in range(lanes):
+        variance = 0.0
+        for m in range(len(work.weights)):
+            spread = work.weights[m, lane] * np.float64(work.noise_std[m, lane])
+            variance += spread * spread
+        scale = np.float64(work.learning_rate[lane]) * np.sqrt(variance)
+        for i in range(work.dim):
+            normal = np.float64(noise[i * outputs + lane % outputs])
+            mean[i * lanes + lane] -= scale * normal
+
+
+@compiled
+def sum_blocks(
+    rows: Any, start: Any, share: Any, key: Any, work: Any, memory: Any, partial: Any
+) -> None:
+    """Sum a worker's share of the blocks; share is (this worker, all workers)."""
+    scratch = scratch_of(memory, share[0])
+    blocks, num_devices = len(partial), len(work.weights)
+    for block in range(share[0], blocks, share[1]):
+        first = block * num_devices // blocks
+        stop = (block + 1) * num_devices // blocks
+        add_devices(rows, start, (first, stop), key, work, scratch, partial[block])
+
+
+@compiled
+def finish_round(partial: Any, key: Any, work: Any, memory: Any, mean: Any) -> None:
+    """Sum the blocks in their order and add the noise of the last step."""
+    for block in range(len(partial)):
+        for i in range(len(mean)):
+            mean[i] += partial[block, i]
+    add_mean_noise(mean, key, work, memory.noise[0])
+
+
+@compiled_parallel
+def rounds_over_devices(
+    rows: Any,
+    models: Any,
+    key: Any,
+    work: Any,
+    memory: Any,
+    partial: Any,
+) -> None:
+    """Fill models[1:] with the mean after each round; models[0] is the start."""
+    num_workers = len(memory.theta)
+    for r in range(len(models) - 1):
+        round_key = (key[0], key[1] + r * work.tau)
+        for worker in prange(num_workers):
+            share = (worker, num_workers)
+            sum_blocks(rows, models[r], share, round_key, work, memory, partial)
+        finish_round(partial, round_key, work, memory, models[r + 1])
+
+
+@compiled
+def some_replies(
+    rows: Any, start: Any, share: Any, key: Any, work: Any, memory: Any, replies: Any
+) -> None:
+    """Write the own model of a worker's share of the devices, with all its noise."""
+    scratch = scratch_of(memory, share[0])
+    for m in range(share[0], len(replies), share[1]):
+        if work.takes_part[m]:
+            load_theta(start, scratch.theta)
+            device_steps(rows, m, work.tau, key, work, scratch)
+            for i in range(len(start)):
+                replies[m, i] = scratch.theta[i]
+
+
+def one_of(works: Any, group: Any) -> Any:
+    """Return the work of one group of a sweep."""
+    raise NotImplementedError
+
+
+@overload(one_of)
+def _one_of(works: Any, group: Any) -> Any:
+    kind = works.instance_class
+
+    def select(works: Any, group: Any) -> Any:
+        return kind(
+            works.loss,
+            works.threshold,
+            works.sampling,
+            works.tau[group],
+            works.dim,
+            works.num_outputs,
+            works.l2[group],
+            works.learning_rate[group],
+            works.batch_size[group],
+            works.noise_std[group],
+            works.weights[group],
+            works.takes_part[group],
+            works.smallest[group],
+            works.largest[group],
+            works.noisy[group],
+        )
+
+    return select
+
+
+@compiled
+def some_runs(
+    rows: Any,
+    models: Any,  # float64, shape (groups, 2, dim * L): the start twice, for a start
+    share: Any,
+    keys: Any,  # (seeds, shape (groups,); rounds, shape (groups, L))
+    works: Any,  # arrays with a first axis over groups
+    memory: Any,
+    finals: Any,  # float64, shape (groups, dim * L)
+) -> None:
+    """Run a worker's share of the groups, one after the other."""
+    seeds, num_rounds = keys
+    scratch = scratch_of(memory, share[0])
+    for group in range(share[0], len(seeds), share[1]):
+        work = one_of(works, group)
+        lanes = len(work.learning_rate)
+        longest = 0
+        for lane in range(lanes):
+            longest = max(longest, num_rounds[group, lane])
+        for r in range(longest):
+            key = (seeds[group], r * work.tau)
+            start, mean = models[group, r % 2], models[group, (r + 1) % 2]
+            everyone = (0, len(work.weights))
+            add_devices(rows, start, everyone, key, work, scratch, mean)
+            add_mean_noise(mean, key, work, scratch.noise)
+            for lane in range(lanes):
+                if num_rounds[group, lane] == r + 1:
+                    for i in range(lane, len(mean), lanes):
+                        finals[group, i] = mean[i]
