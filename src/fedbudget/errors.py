@@ -5,6 +5,8 @@
         InvalidInputError       an argument is wrong (also a ValueError)
           DataError             a table or a data set is wrong
         InfeasibleBudgetError   the budgets do not buy a single round
+        TrainingError           a run cannot go on; its record is kept
+        RecordError             a run folder cannot be written or resumed
         MissingExtraError       an optional package is missing (also an ImportError)
 
     UserWarning
@@ -28,6 +30,14 @@ class DataError(InvalidInputError):
 
 class InfeasibleBudgetError(FedbudgetError):
     """No plan fits the budgets; raise one of them or lower the prices."""
+
+
+class TrainingError(FedbudgetError):
+    """A run cannot go on; what it has recorded so far is kept."""
+
+
+class RecordError(FedbudgetError):
+    """A run folder cannot be written, read or resumed."""
 
 
 class MissingExtraError(FedbudgetError, ImportError):

@@ -136,7 +136,7 @@ def test_a_sampled_plan_is_within_budget() -> None:
     assert plan.sampling == "poisson"
     check_feasible(plan, ADULT, BUDGET)
     unsampled = fb.plan(ADULT, BUDGET, PRICES, accountant="gdp", batch_size=256)
-    assert unsampled.sampling == "without-replacement"
+    assert unsampled.sampling == "fixed"
     assert plan.noise_std[0] / plan.steps**0.5 < unsampled.noise_std[0] / 5
 
 

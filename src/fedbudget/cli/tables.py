@@ -124,7 +124,7 @@ def _plan_in_words(plan: Plan) -> Iterator[tuple[str, str]]:
     batch = {
         "full": f"all training samples of {every}",
         "poisson": "on average, each sample drawn alone",
-        "without-replacement": "drawn at random",
+        "fixed": "drawn at random",
     }
     yield "tau", f"{_count(plan.tau, 'local step')} per round"
     yield "rounds", f"{_count(plan.rounds, 'upload')} by {every}"

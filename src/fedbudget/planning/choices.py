@@ -30,7 +30,7 @@ class Setting:
         """Name the way in which batches of this size are drawn."""
         if np.array_equal(batch_size, self.problem.num_samples):
             return "full"
-        return "poisson" if self.accountant.name == "pld" else "without-replacement"
+        return "poisson" if self.accountant.name == "pld" else "fixed"
 
     def sampling_probability(self, batch_size: NDArray[np.int64]) -> Array:
         """Return q: below 1 only where batches are Poisson-sampled."""
@@ -158,6 +158,9 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
         delta=delta,
         cost=paid,
         loss=problem.model.name,
+        num_classes=problem.model.num_outputs,
+        l2=problem.model.l2,
+        dim=problem.dim,
         lipschitz=problem["lipschitz"],
         planner=planner,
         accountant=setting.accountant.name,

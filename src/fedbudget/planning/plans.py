@@ -1,6 +1,6 @@
 """The plan: what every device will do, before any of them does it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,10 @@ from numpy.typing import NDArray
 
 from fedbudget.checks import Array, whole, within
 from fedbudget.errors import InvalidInputError
+from fedbudget.models import Loss, loss_named
 from fedbudget.privacy import NoisyGradients, PrivacyStatement
+
+NOT_PRIVATE = "none"  # the accountant of a plan without noise
 
 _ARRAYS = ("batch_size", "noise_std", "weights", "epsilon", "delta", "cost")
 
@@ -25,7 +28,7 @@ class Plan:
     rounds: int  # uploads per device
     learning_rate: float  # eta
     momentum: float  # of the server's averaged update; 0 is the paper's
-    sampling: str  # full | without-replacement | poisson
+    sampling: str  # full | fixed (without replacement) | poisson
     batch_size: NDArray[np.int64]  # X_m
     noise_std: Array  # sigma_m, per coordinate of a mean gradient
     weights: Array  # p_m, in the average; they sum to 1
@@ -33,6 +36,9 @@ class Plan:
     delta: Array
     cost: Array  # spent by the whole run
     loss: str
+    num_classes: int  # scores per row; 1 for logistic, hinge and huber
+    l2: float
+    dim: int  # columns of a row
     lipschitz: float  # G, by which noise_std turns into epsilon
     planner: str
     accountant: str
@@ -47,10 +53,12 @@ class Plan:
         object.__setattr__(self, "rounds", whole("rounds", self.rounds))
         within("learning_rate", self.learning_rate, above=0)
         within("momentum", self.momentum, least=0, below=1)
-        for name in ("batch_size", "noise_std"):
-            within(name, getattr(self, name), above=0)
-        for name in ("weights", "epsilon", "delta", "cost"):
+        within("batch_size", self.batch_size, least=1)
+        for name in ("noise_std", "weights", "delta", "cost"):
             within(name, getattr(self, name), least=0)
+        if self.accountant != NOT_PRIVATE:
+            within("noise_std", self.noise_std, above=0)
+            within("epsilon", self.epsilon, least=0)
         for name in _ARRAYS:
             kind = np.int64 if name == "batch_size" else np.float64
             array = np.array(getattr(self, name), dtype=kind)
@@ -71,6 +79,26 @@ class Plan:
     def num_devices(self) -> int:
         """M."""
         return len(self.weights)
+
+    @property
+    def model(self) -> Loss:
+        """The loss that the plan is for."""
+        classes = self.num_classes if self.loss == "softmax" else None
+        return loss_named(self.loss, num_classes=classes, l2=self.l2)
+
+    @property
+    def noise_multiplier(self) -> Array:
+        """Noise over one sample's share G / X_m; shape (M,)."""
+        return self.noise_std * self.batch_size / self.lipschitz
+
+    def without_privacy(self) -> "Plan":
+        """Return the same plan without noise, and without any promise: a baseline."""
+        return replace(
+            self,
+            noise_std=np.zeros(self.num_devices),
+            epsilon=np.full(self.num_devices, np.inf),
+            accountant=NOT_PRIVATE,
+        )
 
     @property
     def privacy(self) -> PrivacyStatement:
@@ -99,13 +127,10 @@ class Plan:
         plain: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            plain[item.name] = (
-                value.tolist()
-                if isinstance(value, np.ndarray)
-                else list(value)
-                if isinstance(value, tuple)
-                else value
-            )
+            if isinstance(value, np.ndarray):
+                # JSON has no infinity: None is an epsilon that nothing bounds.
+                value = [x if np.isfinite(x) else None for x in value.tolist()]
+            plain[item.name] = list(value) if isinstance(value, tuple) else value
         return plain | {"steps": self.steps, "privacy": str(self.privacy)}
 
     @classmethod
@@ -121,4 +146,5 @@ class Plan:
         values = {name: plain[name] for name in names}
         for name in ("binding", "reasons"):
             values[name] = tuple(values[name])
+        values["epsilon"] = [np.inf if x is None else x for x in values["epsilon"]]
         return cls(**values)

@@ -59,6 +59,8 @@ class PrivacyStatement:
     adversary: str = "the server, the other devices and anyone who sees every upload"
 
     def __str__(self) -> str:
+        if self.epsilon == np.inf:
+            return "NOT PRIVATE: no noise was added, and nothing is promised"
         return (
             f"({self.epsilon:.6g}, {self.delta:.3g})-differential privacy for "
             f"{self.unit} ({self.adjacency}) against {self.adversary}; "

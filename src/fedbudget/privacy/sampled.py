@@ -1,8 +1,8 @@
 """The accountant for Poisson-sampled batches, through dp-accounting."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,6 +10,9 @@ from numpy.typing import ArrayLike
 from fedbudget.checks import Array, floats
 from fedbudget.privacy.accountants import GDP, Accountant
 from fedbudget.privacy.runs import NoisyGradients, dp_accounting_or_raise, dp_event
+
+# Noise multiplier, sampling probability, and how many steps (none is fine).
+SampledSteps: TypeAlias = tuple[ArrayLike, ArrayLike, ArrayLike]
 
 
 class PldAccountant(Accountant):
@@ -31,14 +34,19 @@ class PldAccountant(Accountant):
     ) -> Array:
         """Return the epsilon that each device spends; exact or too high."""
         del at_most
-        return _over_distinct(
-            _pld_epsilon,
-            run.noise_multiplier,
-            run.sampling_probability,
-            run.steps,
-            delta,
-            prior_mu,
-        )
+        steps = (run.noise_multiplier, run.sampling_probability, run.steps)
+        return self.epsilon_of_steps([steps], delta=delta, prior_mu=prior_mu)
+
+    def epsilon_of_steps(
+        self,
+        steps: Sequence[SampledSteps],
+        *,
+        delta: ArrayLike,
+        prior_mu: ArrayLike = 0.0,
+    ) -> Array:
+        """Return the epsilon that each device spends in steps of several kinds."""
+        columns = [column for kind in steps for column in kind]
+        return _over_distinct(_pld_epsilon, delta, prior_mu, *columns)
 
     def noise_multiplier(
         self,
@@ -74,19 +82,26 @@ class PldAccountant(Accountant):
         )
 
 
-def _pld_epsilon(
-    multiplier: float, probability: float, steps: float, delta: float, prior: float
-) -> float:
+def _pld_epsilon(delta: float, prior: float, *runs: float) -> float:
+    """Compose runs, three numbers each: noise multiplier, probability, steps."""
     dp_accounting = dp_accounting_or_raise()
-    run = NoisyGradients(
-        lipschitz=1.0,
-        batch_size=1.0,
-        noise_std=multiplier,
-        steps=steps,
-        sampling_probability=probability,
-    )
-    accountant = _pld_accountant(float(GDP.epsilon(run, delta=delta)))
-    accountant.compose(dp_event(run))
+    described = [
+        NoisyGradients(
+            lipschitz=1.0,
+            batch_size=1.0,
+            noise_std=multiplier,
+            steps=steps,
+            sampling_probability=probability,
+        )
+        for multiplier, probability, steps in zip(*[iter(runs)] * 3, strict=True)
+        if steps > 0
+    ]
+    if not described and prior == 0:
+        return 0.0
+    mu = math.hypot(prior, *(float(run.mu) for run in described))
+    accountant = _pld_accountant(float(GDP.epsilon_from_mu(mu, delta)))
+    for run in described:
+        accountant.compose(dp_event(run))
     if prior > 0:
         accountant.compose(dp_accounting.GaussianDpEvent(2 / prior))
     return float(accountant.get_epsilon(delta))
@@ -109,7 +124,7 @@ def _pld_noise_multiplier(
     dp_accounting_or_raise()
 
     def spent(multiplier: float) -> float:
-        return _pld_epsilon(multiplier, probability, steps, delta, prior)
+        return _pld_epsilon(delta, prior, multiplier, probability, steps)
 
     high = float(
         GDP.noise_multiplier(epsilon=epsilon, delta=delta, steps=steps, prior_mu=prior)
@@ -132,7 +147,7 @@ def _pld_max_steps(
     epsilon: float, multiplier: float, probability: float, delta: float, prior: float
 ) -> float:
     def affordable(steps: int) -> bool:
-        return _pld_epsilon(multiplier, probability, steps, delta, prior) <= epsilon
+        return _pld_epsilon(delta, prior, multiplier, probability, steps) <= epsilon
 
     if not affordable(1):
         return 0.0

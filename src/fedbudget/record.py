@@ -1,0 +1,174 @@
+"""The run folder: everything a reader needs, and everything a resumed run needs.
+
+    plan.json      the plan
+    about.json     who ran what: versions, seed, data, privacy statement
+    rounds.jsonl   one row per round
+    state.npz      the server's state after the last complete round
+    model.npz      the released model; its presence says that the run is finished
+
+Losses and accuracies stand under "not_private" in a row: they were read off private
+rows for the reader of a simulation, and no guarantee covers them.
+
+Every file is written beside its place and moved there, so that a run that is killed at
+any moment leaves either the old or the new one. A row is final once the state that goes
+with it is there; a row without it is dropped on resuming.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.errors import RecordError
+
+_PACKAGES = ("fedbudget", "numpy", "numba", "scipy", "dp-accounting")
+
+
+class Record:
+    """A run folder that is being written, or was interrupted."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], about: Mapping[str, Any] | None = None
+    ) -> None:
+        self.path = Path(path)
+        self._about = dict(about or {})
+
+    def open(
+        self, plan: dict[str, Any]
+    ) -> tuple[dict[str, NDArray[Any]] | None, list[dict[str, Any]]]:
+        """Start a folder, or return the state and the rows of an interrupted run.
+
+        Raises:
+            RecordError: The folder holds a finished run, another plan, another seed or
+                something else altogether. Nothing in it is changed.
+        """
+        about = {**self._about, "privacy": plan["privacy"], "versions": versions()}
+        if not self.path.exists() or not any(self.path.iterdir()):
+            self._write("about.json", _dump(about))
+            self._write("plan.json", _dump(plan))
+            return None, []
+        self._check_same(plan)
+        if not (self.path / "state.npz").exists():
+            return None, []
+        with np.load(self.path / "state.npz") as file:
+            state = {name: file[name] for name in file.files}
+        rows = read_rounds(self.path)[: int(state["rounds_done"])]
+        self._write("rounds.jsonl", "".join(_line(row) for row in rows))
+        return state, rows
+
+    def add_round(
+        self, row: Mapping[str, Any], state: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Write a row, then the state that makes it final."""
+        with self._refusing(), open(self.path / "rounds.jsonl", "a") as file:
+            file.write(_line(row))
+            file.flush()
+            os.fsync(file.fileno())
+        self._save("state.npz", **state)
+
+    def finish(self, theta: NDArray[Any]) -> None:
+        """Write the released model: the run is over."""
+        self._save("model.npz", theta=theta)
+
+    def _check_same(self, plan: dict[str, Any]) -> None:
+        if (self.path / "model.npz").exists():
+            raise RecordError(
+                f"{self.path} already holds a finished run: choose another folder, or "
+                "remove it"
+            )
+        try:
+            old_plan = json.loads((self.path / "plan.json").read_text())
+            old_about = json.loads((self.path / "about.json").read_text())
+        except (OSError, ValueError):
+            raise RecordError(
+                f"{self.path} is not empty and holds no run: choose another folder"
+            ) from None
+        if old_plan != json.loads(_dump(plan)):
+            raise RecordError(
+                f"{self.path} holds a run of another plan: choose another folder, or "
+                "ask for that plan to resume it"
+            )
+        for name, value in self._about.items():
+            if old_about.get(name) != json.loads(_dump(value)):
+                raise RecordError(
+                    f"{self.path} holds a run with {name} {old_about.get(name)!r}, not "
+                    f"{value!r}: choose another folder, or ask for the same to resume"
+                )
+
+    def _write(self, name: str, text: str) -> None:
+        with self._refusing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            partial = self.path / f".{name}.partial"
+            with open(partial, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self.path / name)
+
+    def _save(self, name: str, **arrays: Any) -> None:
+        with self._refusing():
+            partial = self.path / f".{name}.partial"
+            with open(partial, "wb") as file:
+                np.savez(file, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self.path / name)
+
+    def _refusing(self) -> "_Refusing":
+        return _Refusing(self.path)
+
+
+class _Refusing:
+    """Turns a full disk or a missing right into one line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
+        if isinstance(error, OSError):
+            raise RecordError(
+                f"cannot write to {self.path}: {error.strerror or error}: make room or "
+                "choose another folder; what was written before can be resumed"
+            ) from error
+
+
+def read_rounds(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the complete rows of a run folder; a torn last line is left out."""
+    file = Path(path) / "rounds.jsonl"
+    rows = []
+    for line in file.read_text().splitlines() if file.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def versions() -> dict[str, str]:
+    """Return what a run depends on."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"

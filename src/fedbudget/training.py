@@ -1,0 +1,222 @@
+"""The round loop: the same for simulated devices and for a real fleet.
+
+The four algorithms of the paper are settings of this one loop: a plan with tau = 1 is
+DP-SGD, any other DP-PASGD; without noise (`Plan.without_privacy`) they are distributed
+SGD and PASGD. What the server does with the averages (momentum, averaging the last
+rounds) is post-processing of what devices released, and costs no privacy.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.checks import Array, within
+from fedbudget.errors import InvalidInputError, TrainingError
+from fedbudget.ledger import Bools
+from fedbudget.planning import Plan
+from fedbudget.record import Record
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Order:
+    """What the server asks of every device in one round."""
+
+    number: int  # of the round, from 1
+    theta: Array  # the model to start from
+    plan: Plan  # tau, learning rate, noise, batches, weights
+
+    @property
+    def first_step(self) -> int:
+        """Local steps that were taken before this round."""
+        return (self.number - 1) * self.plan.tau
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Replies:
+    """What came back from one round."""
+
+    theta: Array  # weighted mean of the answers, by the plan's weights
+    answered: Bools  # shape (M,)
+    epsilon: Array  # spent so far by each device, also by those that did not answer
+    cost: Array
+    refused: Mapping[int, str] = field(default_factory=dict)  # device -> its reason
+
+
+class Devices(Protocol):
+    """The seam between the loop and whatever carries out its orders."""
+
+    @property
+    def num_devices(self) -> int:
+        """M."""
+        ...
+
+    def check(self, plan: Plan) -> None:
+        """Raise unless the devices can carry out the plan."""
+        ...
+
+    def run_round(self, order: Order) -> Replies:
+        """Carry out one round."""
+        ...
+
+    def catch_up(self, plan: Plan, rounds: int) -> None:
+        """Account for rounds that an interrupted run has already done."""
+        ...
+
+    def measure(self, theta: Array) -> dict[str, float]:
+        """Return losses and accuracies for the reader of a simulation.
+
+        They are read off private rows: a real fleet returns nothing.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """What a run released, and what it cost."""
+
+    theta: Array  # the released model
+    rounds: list[dict[str, Any]]  # one row per round
+    plan: Plan
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Losses and accuracies of the released model; not private."""
+        return dict(self.rounds[-1]["not_private"])
+
+
+@dataclass(kw_only=True, eq=False)
+class Server:
+    """The server's side of a run: all that has to survive an interruption."""
+
+    theta: Array
+    velocity: Array
+    tail: Array  # sum of the models that the release averages
+    tail_count: int = 0
+    rounds_done: int = 0
+
+    @classmethod
+    def start(cls, num_params: int) -> "Server":
+        """All devices start from zero."""
+        theta, velocity, tail = np.zeros((3, num_params))
+        return cls(theta=theta, velocity=velocity, tail=tail)
+
+    def update(self, average: Array, *, momentum: float, in_tail: bool) -> None:
+        """Take over a round's average, with heavy-ball momentum."""
+        self.velocity = momentum * self.velocity + (average - self.theta)
+        self.theta = self.theta + self.velocity
+        if in_tail:
+            self.tail = self.tail + self.theta
+            self.tail_count += 1
+        self.rounds_done += 1
+
+    @property
+    def release(self) -> Array:
+        """The model to be released: the last, or the mean of the last ones."""
+        return self.tail / self.tail_count if self.tail_count else self.theta
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the state for a checkpoint."""
+        return {name: np.asarray(value) for name, value in vars(self).items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "Server":
+        """Return the state of a checkpoint."""
+        return cls(
+            theta=arrays["theta"],
+            velocity=arrays["velocity"],
+            tail=arrays["tail"],
+            tail_count=int(arrays["tail_count"]),
+            rounds_done=int(arrays["rounds_done"]),
+        )
+
+
+def train(
+    plan: Plan,
+    devices: Devices,
+    *,
+    record: Record | str | None = None,
+    tail_average: float = 0.0,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Run a plan to its end and return what it released.
+
+    Args:
+        plan: What to do.
+        devices: Who does it: simulated, or a fleet.
+        record: A folder (or `Record`) for the plan, the rounds and the model. An
+            interrupted run that is started again with the same folder goes on where it
+            stopped, and ends with the same numbers.
+        tail_average: Share of the last rounds whose models are averaged for release;
+            0 releases the last model.
+        on_round: Called with every new row, to show progress.
+
+    Raises:
+        InvalidInputError: The plan does not fit the devices.
+        TrainingError: No device answered, or the model is no longer finite; the record
+            keeps the rounds so far.
+    """
+    within("tail_average", tail_average, least=0, most=1)
+    if devices.num_devices != plan.num_devices:
+        raise InvalidInputError(
+            f"the plan is for {plan.num_devices} devices, but there are "
+            f"{devices.num_devices}: plan again for these"
+        )
+    devices.check(plan)
+    folder = Record(record) if isinstance(record, str) else record
+    server = Server.start(plan.model.num_params(plan.dim))
+    rows: list[dict[str, Any]] = []
+    if folder is not None:
+        saved, rows = folder.open(plan.to_dict())
+        if saved is not None:
+            server = Server.from_arrays(saved)
+            devices.catch_up(plan, server.rounds_done)
+    first_of_tail = plan.rounds - round(tail_average * plan.rounds)
+    while server.rounds_done < plan.rounds:
+        row = _one_round(plan, devices, server, first_of_tail)
+        rows.append(row)
+        if folder is not None:
+            folder.add_round(row, server.to_arrays())
+        if on_round is not None:
+            on_round(row)
+    if folder is not None:
+        folder.finish(server.release)
+    return Run(theta=server.release, rounds=rows, plan=plan)
+
+
+def _one_round(
+    plan: Plan, devices: Devices, server: Server, first_of_tail: int
+) -> dict[str, Any]:
+    number = server.rounds_done + 1
+    replies = devices.run_round(Order(number=number, theta=server.theta, plan=plan))
+    if not replies.answered.any():
+        reasons = sorted(set(replies.refused.values())) or ["no answer"]
+        raise TrainingError(
+            f"no device answered round {number}: {'; '.join(reasons[:3])}"
+        )
+    server.update(replies.theta, momentum=plan.momentum, in_tail=number > first_of_tail)
+    if not np.isfinite(server.theta).all():
+        raise TrainingError(
+            f"the model is no longer finite after round {number}: lower learning_rate "
+            f"{plan.learning_rate:g} or momentum {plan.momentum:g}"
+        )
+    return {
+        "round": number,
+        "steps": number * plan.tau,
+        "answered": int(replies.answered.sum()),
+        "refused": {str(m): why for m, why in list(replies.refused.items())[:100]},
+        "epsilon": _per_device(replies.epsilon),
+        "cost": _per_device(replies.cost),
+        "not_private": devices.measure(server.release),
+    }
+
+
+def _per_device(values: Array) -> list[float | None] | dict[str, float | None]:
+    """Return one value per device, or their range where there are many devices."""
+    # JSON has no infinity: None is an epsilon that nothing bounds.
+    if len(values) <= 100:
+        return [float(x) if np.isfinite(x) else None for x in values]
+    ends = {"min": values.min(), "median": np.median(values), "max": values.max()}
+    return {n: float(x) if np.isfinite(x) else None for n, x in ends.items()}
