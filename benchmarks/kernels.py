@@ -267,8 +267,12 @@ def section_limit() -> None:
             parts["random adds"] = looked_up * rate["table add"]
             parts["row reads"] = rows * rate["row read (L1)"]
         else:
-            parts["memory"] = rows * work.dim * rate["float read (rows)"]
-            parts["flops"] = rows * 2 * work.dim * rate["multiply-add"]
+            # A row that comes again in the same round is still in the second cache.
+            n = work.x.shape[1]
+            distinct = n * (1 - (1 - work.batch / n) ** TAU) / (TAU * work.batch)
+            memory = rows * distinct * work.dim * rate["float read (rows)"]
+            flops = rows * 2 * work.dim * rate["multiply-add"]
+            parts["memory (flops beside it)"] = max(memory, flops)
         parts["batches"] = rows * rate["random word"]
         limit = sum(parts.values())
         ours = kernel_times(work, 11)[1]
