@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 
 from fedbudget.devices.random_numbers import draw_picks, fill_normals, stream
+from fedbudget.devices.vectors import RUN, add, load, multiply_add, splat, store
 
 
 @njit(fastmath=True)
@@ -49,13 +50,16 @@ def row_reads(x: Any, order: Any) -> float:
     return total
 
 
-@njit(fastmath=True)
-def multiply_adds(repeats: int, a: Any, b: Any) -> float:
-    total = np.float32(0.0)
+@njit
+def multiply_adds(repeats: int, a: Any) -> None:
+    t = load(a, 0)
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = splat(np.float32(0.0))
     for _ in range(repeats):
-        for i in range(len(a)):
-            total += a[i] * b[i]
-    return total
+        s0, s1 = multiply_add(s0, t, t), multiply_add(s1, t, t)
+        s2, s3 = multiply_add(s2, t, t), multiply_add(s3, t, t)
+        s4, s5 = multiply_add(s4, t, t), multiply_add(s5, t, t)
+        s6, s7 = multiply_add(s6, t, t), multiply_add(s7, t, t)
+    store(a, 0, add(add(add(s0, s1), add(s2, s3)), add(add(s4, s5), add(s6, s7))))
 
 
 def least(task: Callable[[], Any], count: int) -> float:
@@ -80,7 +84,7 @@ def rates() -> dict[str, float]:
     rows = rng.permutation(1628).astype(np.uint64)
     x = rng.standard_normal((23 * 1519, 112), dtype=np.float32)
     order = rng.permutation(len(x)).astype(np.uint64)
-    a, b = (rng.standard_normal(2048, dtype=np.float32) for _ in range(2))
+    run = np.full(RUN, 0.5, dtype=np.float32)
     return {
         "normal": least(lambda: normals(200, out), 200 * 1024),
         "random word": least(lambda: words(200, picks), 200 * 1024),
@@ -88,5 +92,5 @@ def rates() -> dict[str, float]:
         "table add": least(lambda: table_adds(200, table, places), 200 * 1024),
         "row read (L1)": least(lambda: table_reads(100, records, rows), 100 * 1628),
         "float read (rows)": least(lambda: row_reads(x, order), x.size),
-        "multiply-add": least(lambda: multiply_adds(200, a, b), 200 * 2048),
+        "multiply-add": least(lambda: multiply_adds(100_000, run), 100_000 * 8 * RUN),
     }

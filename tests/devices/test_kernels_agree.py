@@ -113,13 +113,17 @@ def test_rounds_replies_and_sweeps_take_the_references_steps(
     plans = [full_plan(rate) for rate in (0.7, 0.1, 0.2, 0.3, 0.5)]
     expected = [reference(loss, x, y, theta, plan, 4) for plan in plans]
 
+    swept = sweep_runs(packed, theta, plans, rounds=[4] * 5, seeds=[1, 2])
+    assert swept[:, 0] == pytest.approx(np.stack(expected), abs=2e-5)
+    assert swept[:, 1] == pytest.approx(np.stack(expected), abs=2e-5)
+    alone = sweep_runs(packed, theta, plans[:1], rounds=[4], seeds=[1])
+    assert alone[0, 0] == pytest.approx(expected[0], abs=2e-5)
+    if isinstance(packed.rows, SparseRows):
+        return  # the rest shares its steps with the above, and takes long to compile
     models = run_rounds(packed, theta, plans[0], rounds=4, seed=1)
     assert models[-1] == pytest.approx(expected[0], abs=2e-5)
     replies = device_replies(packed, theta, plans[0], seed=1)
     assert WEIGHTS @ replies == pytest.approx(models[0], abs=1e-5)
-    swept = sweep_runs(packed, theta, plans, rounds=[4] * 5, seeds=[1, 2])
-    assert swept[:, 0] == pytest.approx(np.stack(expected), abs=2e-5)
-    assert swept[:, 1] == pytest.approx(np.stack(expected), abs=2e-5)
 
 
 def test_merged_columns_take_the_references_steps() -> None:

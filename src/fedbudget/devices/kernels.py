@@ -12,20 +12,22 @@ on disk.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from fedbudget.devices.local import SAMPLINGS, Sampling
+from fedbudget.devices.local import SAMPLINGS
+from fedbudget.devices.round_plan import RoundPlan, check_plan, per_device
 from fedbudget.devices.rows import PackedRows
 from fedbudget.errors import InvalidInputError
 from fedbudget.models import Floats, Huber
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+__all__ = ["RoundPlan", "device_replies", "run_rounds", "sweep_runs"]
 
 FloatT = TypeVar("FloatT", bound=np.floating[Any])
 
@@ -43,18 +45,6 @@ _PER_RUN = (
 )
 _LANES = 16
 _FEW_PLANS = 3  # up to so many plans run faster one by one than side by side
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundPlan:
-    """What a round asks of every device; numbers may be one for all or one each."""
-
-    tau: int
-    learning_rate: float
-    batch_size: ArrayLike  # X_m; not read for full batches
-    noise_std: ArrayLike  # sigma_m
-    weights: ArrayLike  # p_m; a device with weight zero does not take part
-    sampling: Sampling = "fixed"
 
 
 def run_rounds(
@@ -199,7 +189,7 @@ def _group_key(plan: RoundPlan, packed: PackedRows) -> tuple[int, str, bytes]:
     # Poisson batches of different rates are different sets, not one inside the other.
     sizes = b""
     if plan.sampling == "poisson":
-        sizes = _per_device(plan.batch_size, packed, "batch_size").tobytes()
+        sizes = per_device(plan.batch_size, packed, "batch_size").tobytes()
     return plan.tau, plan.sampling, sizes
 
 
@@ -211,10 +201,10 @@ def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
     used = len(plans) * outputs
     lanes = 1 if used == 1 else -(-used // _LANES) * _LANES
     for plan in plans:
-        _check(plan, packed)
+        check_plan(plan, packed)
 
     def columns(name: str) -> Floats:
-        values = [_per_device(getattr(plan, name), packed, name) for plan in plans]
+        values = [per_device(getattr(plan, name), packed, name) for plan in plans]
         return _spread(values, outputs, lanes).T
 
     loss = packed.loss
@@ -248,45 +238,6 @@ def _spread(values: Sequence[Any], outputs: int, lanes: int) -> Floats:
     repeated = np.repeat(np.asarray(values), outputs, axis=0)
     spare = np.repeat(repeated[-1:], lanes - len(repeated), axis=0)
     return np.concatenate([repeated, spare])
-
-
-def _check(plan: RoundPlan, packed: PackedRows) -> None:
-    """Refuse what the kernels, which check nothing, could not survive."""
-    if plan.sampling not in SAMPLINGS:
-        raise InvalidInputError(
-            f"sampling {plan.sampling!r} is not known: choose one of {SAMPLINGS}"
-        )
-    if plan.tau < 1 or not np.isfinite(plan.learning_rate):
-        raise InvalidInputError(
-            f"tau must be at least 1 and learning_rate finite, got tau={plan.tau}, "
-            f"learning_rate={plan.learning_rate}"
-        )
-    sizes = _per_device(plan.batch_size, packed, "batch_size")
-    wrong = (sizes < 1) | (sizes > packed.num_samples)
-    if plan.sampling != "full" and wrong.any():
-        m = int(np.flatnonzero(wrong)[0])
-        raise InvalidInputError(
-            f"batch_size of device {m} must be 1 .. {packed.num_samples[m]}, its "
-            f"number of rows, got {sizes[m]}"
-        )
-    for name in ("noise_std", "weights"):
-        values = _per_device(getattr(plan, name), packed, name)
-        if not ((values >= 0) & np.isfinite(values)).all():
-            raise InvalidInputError(
-                f"{name} must be zero or positive and finite, got {values.min()} .. "
-                f"{values.max()}"
-            )
-
-
-def _per_device(values: ArrayLike, packed: PackedRows, name: str) -> NDArray[Any]:
-    """Return one value per device."""
-    array = np.asarray(values)
-    if array.shape not in ((), (packed.num_devices,)):
-        raise InvalidInputError(
-            f"{name} must be one number or one for each of the {packed.num_devices} "
-            f"devices, got shape {array.shape}"
-        )
-    return np.broadcast_to(array, (packed.num_devices,))
 
 
 def _layout(packed: PackedRows, work: Any) -> Any:
