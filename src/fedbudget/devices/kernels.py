@@ -35,6 +35,7 @@ _LOSS_CODES = {"logistic": 0, "hinge": 1, "huber": 2, "softmax": 3}
 _PER_RUN = (
     "l2",
     "learning_rate",
+    "momentum",
     "batch_size",
     "noise_std",
     "weights",
@@ -152,7 +153,7 @@ def _run_groups(
     layout, memory = _layout(packed, work), _memory(packed, work)
     start = _to_lanes(theta, packed, work)
     stacked = _stacked(works, len(seeds))
-    models = np.tile(start, (len(keys[0]), 2, 1))
+    models = np.tile(start, (len(keys[0]), 3, 1))
     finals = np.tile(start, (len(keys[0]), 1))
     _in_threads(
         lambda share: _compiled().some_runs(
@@ -223,6 +224,7 @@ def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
         num_outputs=outputs,
         l2=np.full(lanes, loss.l2, dtype=np.float32),
         learning_rate=rates.astype(np.float32),
+        momentum=_spread([plan.momentum for plan in plans], outputs, lanes),
         batch_size=np.ascontiguousarray(sizes, dtype=np.int64),
         noise_std=np.ascontiguousarray(noise_std, dtype=np.float32),
         weights=np.ascontiguousarray(weights, dtype=np.float64),

@@ -21,6 +21,7 @@ class RoundPlan:
     noise_std: ArrayLike  # sigma_m
     weights: ArrayLike  # p_m; a device with weight zero does not take part
     sampling: Sampling = "fixed"
+    momentum: float = 0.0  # of the server's update, between rounds
 
 
 def check_plan(plan: RoundPlan, packed: PackedRows) -> None:
@@ -29,6 +30,8 @@ def check_plan(plan: RoundPlan, packed: PackedRows) -> None:
         raise InvalidInputError(
             f"sampling {plan.sampling!r} is not known: choose one of {SAMPLINGS}"
         )
+    if not 0 <= plan.momentum < 1:
+        raise InvalidInputError(f"momentum must be in [0, 1), got {plan.momentum}")
     if plan.tau < 1 or not np.isfinite(plan.learning_rate):
         raise InvalidInputError(
             f"tau must be at least 1 and learning_rate finite, got tau={plan.tau}, "

@@ -120,6 +120,14 @@ def finish_round(partial: Any, key: Any, work: Any, memory: Any, mean: Any) -> N
     add_mean_noise(mean, key, work, memory.noise[0])
 
 
+@compiled
+def add_momentum(model: Any, now: Any, before: Any, momentum: Any) -> None:
+    """Add heavy-ball momentum to a new model: the server's last move, once more."""
+    lanes = len(momentum)
+    for i in range(len(model)):
+        model[i] += momentum[i % lanes] * (now[i] - before[i])
+
+
 @compiled_parallel
 def rounds_over_devices(
     rows: Any,
@@ -137,6 +145,8 @@ def rounds_over_devices(
             share = (worker, num_workers)
             sum_blocks(rows, models[r], share, round_key, work, memory, partial)
         finish_round(partial, round_key, work, memory, models[r + 1])
+        if r > 0:
+            add_momentum(models[r + 1], models[r], models[r - 1], work.momentum)
 
 
 @compiled
@@ -172,6 +182,7 @@ def _one_of(works: Any, group: Any) -> Any:
             works.num_outputs,
             works.l2[group],
             works.learning_rate[group],
+            works.momentum[group],
             works.batch_size[group],
             works.noise_std[group],
             works.weights[group],
@@ -187,7 +198,7 @@ def _one_of(works: Any, group: Any) -> Any:
 @compiled
 def some_runs(
     rows: Any,
-    models: Any,  # float64, shape (groups, 2, dim * L): the start twice, for a start
+    models: Any,  # float64, shape (groups, 3, dim * L): the start, three times
     share: Any,
     keys: Any,  # (seeds, shape (groups,); rounds, shape (groups, L))
     works: Any,  # arrays with a first axis over groups
@@ -205,10 +216,11 @@ def some_runs(
             longest = max(longest, num_rounds[group, lane])
         for r in range(longest):
             key = (seeds[group], r * work.tau)
-            start, mean = models[group, r % 2], models[group, (r + 1) % 2]
+            start, mean = models[group, r % 3], models[group, (r + 1) % 3]
             everyone = (0, len(work.weights))
             add_devices(rows, start, everyone, key, work, scratch, mean)
             add_mean_noise(mean, key, work, scratch.noise)
+            add_momentum(mean, start, models[group, (r + 2) % 3], work.momentum)
             for lane in range(lanes):
                 if num_rounds[group, lane] == r + 1:
                     for i in range(lane, len(mean), lanes):

@@ -1,13 +1,16 @@
 """A fleet on this machine: the compiled kernels behind the `Devices` seam."""
 
-from functools import cached_property
+from typing import cast
 
 import numpy as np
 
 from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array, within
 from fedbudget.data import Dataset, Part
-from fedbudget.devices.kernels import RoundPlan, run_rounds
+from fedbudget.devices.kernels import run_rounds
+from fedbudget.devices.local import Sampling
+from fedbudget.devices.measuring import measure
+from fedbudget.devices.round_plan import RoundPlan
 from fedbudget.devices.rows import PackedRows, pack_rows
 from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.ledger import Bools, Charge, Ledger
@@ -42,9 +45,10 @@ class SimulatedDevices:
     ) -> None:
         within("participation", participation, above=0, most=1)
         self.data, self.seed, self.participation = data, int(seed), participation
-        self._budget, self._prices = budget, prices
+        self._prices = prices
         self._packed: PackedRows | None = None
-        self._ledger: Ledger | None = None
+        # One ledger for the life of the devices: a second run adds to what they spent.
+        self.ledger = Ledger(budget, num_devices=data.num_devices)
 
     @property
     def num_devices(self) -> int:
@@ -52,7 +56,7 @@ class SimulatedDevices:
         return self.data.num_devices
 
     def check(self, plan: Plan) -> None:
-        """Raise unless the plan fits the data; open the ledgers."""
+        """Raise unless the plan fits the data."""
         if plan.dim != self.data.dim:
             raise InvalidInputError(
                 f"the plan is for rows of {plan.dim} columns, the data have "
@@ -73,27 +77,21 @@ class SimulatedDevices:
                 f"the plan has batches of {plan.batch_size[m]} for device {m}, which "
                 f"holds {sizes[m]} rows: plan again for these data"
             )
-        if self._packed is None or self._packed.loss != plan.model:
-            self._packed = _packed(self.data.train, plan.model)
-        accountant = plan.accountant if plan.accountant != "none" else "gdp"
-        self._ledger = Ledger(
-            self._budget, num_devices=self.num_devices, accountant=accountant
-        )
+        self._rows(plan.model)
 
     def run_round(self, order: Order) -> Replies:
         """Charge every device that is asked, then run those that can pay."""
-        ledger, packed = self._opened(order.plan)
         asked = order.plan.weights > 0
-        paid = ledger.charge(self._charge(order.plan), who=asked)
+        paid = self.ledger.charge(self._charge(order.plan), who=asked)
         answered = paid & self._arrives(order.number)
         theta = order.theta
         if answered.any():
-            theta = self._average(packed, order, answered)
+            theta = self._average(order, answered)
         return Replies(
             theta=theta,
             answered=answered,
-            epsilon=ledger.epsilon,
-            cost=ledger.cost,
+            epsilon=self.ledger.epsilon,
+            cost=self.ledger.cost,
             refused={
                 int(m): "the round would overdraw this device's budget"
                 for m in np.flatnonzero(asked & ~paid)
@@ -102,31 +100,20 @@ class SimulatedDevices:
 
     def catch_up(self, plan: Plan, rounds: int) -> None:
         """Charge the ledgers for rounds that an interrupted run has done."""
-        ledger, _ = self._opened(plan)
         for _ in range(rounds):
-            ledger.charge(self._charge(plan), who=plan.weights > 0)
+            self.ledger.charge(self._charge(plan), who=plan.weights > 0)
 
     def measure(self, theta: Array) -> dict[str, float]:
         """Return loss and accuracy as means over the devices; not private."""
-        assert self._packed is not None  # check() has packed them
-        loss = self._packed.loss
-        found = {"train_loss": self._mean(loss, theta, self.data.train, "loss")}
-        for name, part in (
-            ("validation", self.data.validation),
-            ("test", self.data.test),
-        ):
-            if len(part):
-                found[f"{name}_loss"] = self._mean(loss, theta, part, "loss")
-                if self.data.classes is not None:
-                    value = self._mean(loss, theta, part, "accuracy")
-                    found[f"{name}_accuracy"] = value
-        return found
+        if self._packed is None:
+            raise InvalidInputError("nothing to measure yet: check a plan first")
+        return measure(self.data, self._packed.loss, theta)
 
-    def _opened(self, plan: Plan) -> tuple[Ledger, PackedRows]:
-        if self._ledger is None or self._packed is None:
-            self.check(plan)
-        assert self._ledger is not None and self._packed is not None
-        return self._ledger, self._packed
+    def _rows(self, loss: Loss) -> PackedRows:
+        """Return the rows as the kernels want them, packed once."""
+        if self._packed is None or self._packed.loss != loss:
+            self._packed = packed_rows(self.data.train, loss)
+        return self._packed
 
     def _charge(self, plan: Plan) -> Charge:
         cost = plan.cost / plan.rounds
@@ -149,47 +136,36 @@ class SimulatedDevices:
         rng = np.random.default_rng([self.seed, number, 0xA11])
         return np.asarray(rng.random(self.num_devices) < self.participation)
 
-    def _average(self, packed: PackedRows, order: Order, answered: Bools) -> Array:
+    def _average(self, order: Order, answered: Bools) -> Array:
         plan = order.plan
-        weights = np.where(answered, plan.weights, 0.0)
-        asked = RoundPlan(
-            tau=plan.tau,
-            learning_rate=plan.learning_rate,
-            batch_size=plan.batch_size,
-            noise_std=plan.noise_std,
-            weights=weights / weights.sum(),
-            sampling=plan.sampling,  # type: ignore[arg-type]
-        )
+        # One round of kernels: momentum between rounds is the server's to add.
+        asked = round_plan(plan, np.where(answered, plan.weights, 0.0))
         models = run_rounds(
-            packed,
+            self._rows(plan.model),
             order.theta,
             asked,
             rounds=1,
             seed=self.seed,
             first_step=order.first_step,
         )
-        return models[0]
-
-    @cached_property
-    def _owners(self) -> dict[int, np.ndarray]:
-        """Which device each row belongs to, by part."""
-        parts = (self.data.train, self.data.validation, self.data.test)
-        return {id(p): np.repeat(np.arange(len(p.sizes)), p.sizes) for p in parts}
-
-    def _mean(self, loss: Loss, theta: Array, part: Part, what: str) -> float:
-        """Average over each device's own rows, then over the devices that have any."""
-        scores = loss.scores(theta, part.x)
-        values = (
-            loss.losses(scores, part.y)
-            if what == "loss"
-            else (loss.predictions(scores) == part.y).astype(np.float64)
-        )
-        sums = np.bincount(self._owners[id(part)], values, len(part.sizes))
-        some = part.sizes > 0
-        return float(np.mean(sums[some] / part.sizes[some]))
+        return np.asarray(models[0])
 
 
-def _packed(part: Part, loss: Loss) -> PackedRows:
+def round_plan(plan: Plan, weights: Array) -> RoundPlan:
+    """Return what the kernels need of a plan."""
+    return RoundPlan(
+        tau=plan.tau,
+        learning_rate=plan.learning_rate,
+        batch_size=plan.batch_size,
+        noise_std=plan.noise_std,
+        weights=weights / weights.sum(),
+        sampling=cast(Sampling, plan.sampling),
+        momentum=plan.momentum,
+    )
+
+
+def packed_rows(part: Part, loss: Loss) -> PackedRows:
+    """Lay out the training rows of every device for the kernels."""
     if (part.sizes == 0).any():
         device = int(np.argmax(part.sizes == 0))
         raise DataError(f"device {device} has no training rows: leave it out")

@@ -34,6 +34,7 @@ class Work(NamedTuple):
     num_outputs: int  # scores per row: lane l is output l % num_outputs of its plan
     l2: Any  # float32, shape (L,)
     learning_rate: Any  # float32, shape (L,)
+    momentum: Any  # float64, shape (L,): of the server's averaged update
     batch_size: Any  # int64, shape (M, L)
     noise_std: Any  # float32, shape (M, L)
     weights: Any  # float64, shape (M, L)
@@ -54,6 +55,7 @@ class LaneWork(NamedTuple):
     num_outputs: int
     l2: Any
     learning_rate: Any
+    momentum: Any
     batch_size: Any
     noise_std: Any
     weights: Any

@@ -1,0 +1,170 @@
+"""Many plans times many seeds at once: the fast path of the simulator.
+
+In one process by default, on all cores, plans side by side in SIMD lanes. When one
+machine is outgrown, joblib spreads the plans over a Ray or a Dask cluster. A sweep is
+for choosing and comparing: it keeps no ledgers and writes no record.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedbudget.checks import Array, choice, whole
+from fedbudget.data import Dataset
+from fedbudget.devices.kernels import sweep_runs
+from fedbudget.devices.measuring import measure
+from fedbudget.devices.simulated import SimulatedDevices, packed_rows, round_plan
+from fedbudget.errors import InvalidInputError, MissingExtraError
+from fedbudget.models import Loss
+from fedbudget.planning import Plan
+
+BACKENDS = ("here", "ray", "dask")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sweep:
+    """The released models of plans x seeds, and what they measure; not private."""
+
+    plans: tuple[Plan, ...]
+    seeds: tuple[int, ...]
+    theta: Array  # shape (plans, seeds, num_params)
+    measured: dict[str, Array]  # name -> shape (plans, seeds)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield one plain row per plan and seed, for a table."""
+        for p, plan in enumerate(self.plans):
+            for s, seed in enumerate(self.seeds):
+                yield {
+                    "plan": p,
+                    "seed": seed,
+                    "tau": plan.tau,
+                    "rounds": plan.rounds,
+                    "learning_rate": plan.learning_rate,
+                    "momentum": plan.momentum,
+                    "epsilon": float(plan.epsilon.max()),
+                    "cost": float(plan.cost.max()),
+                    **{name: float(v[p, s]) for name, v in self.measured.items()},
+                }
+
+
+def sweep(
+    data: Dataset,
+    plans: Sequence[Plan],
+    *,
+    seeds: Sequence[int] = range(5),
+    backend: str = "here",
+    address: str | None = None,
+) -> Sweep:
+    """Run every plan with every seed and measure the released models.
+
+    Plans share the random numbers of a seed, so that their differences are less noisy
+    than their values; seeds are independent.
+
+    Args:
+        data: The rows of every device.
+        plans: All for these data and for one loss.
+        seeds: Of noise and batches.
+        backend: `here`, or `ray` or `dask` for a cluster.
+        address: Of the cluster; without one, a local cluster is started.
+    """
+    choice("backend", backend, BACKENDS)
+    chosen, numbers = tuple(plans), tuple(whole("seed", s, least=0) for s in seeds)
+    if not chosen or not numbers:
+        raise InvalidInputError(
+            f"a sweep needs plans and seeds, got {len(chosen)} and {len(numbers)}"
+        )
+    if len({(p.loss, p.num_classes, p.l2) for p in chosen}) > 1:
+        raise InvalidInputError("the plans are for different losses: sweep each alone")
+    checker = SimulatedDevices(data)
+    for plan in chosen:
+        if plan.num_devices != data.num_devices:
+            raise InvalidInputError(
+                f"a plan is for {plan.num_devices} devices, the data have "
+                f"{data.num_devices}: plan again for these data"
+            )
+        checker.check(plan)
+    if backend == "here":
+        theta = _models(data, chosen, numbers)
+    else:
+        theta = _on_cluster(data, chosen, numbers, backend, address)
+    return Sweep(
+        plans=chosen,
+        seeds=numbers,
+        theta=theta,
+        measured=_measure(data, chosen[0].model, theta),
+    )
+
+
+def _models(data: Dataset, plans: Sequence[Plan], seeds: Sequence[int]) -> Array:
+    packed = packed_rows(data.train, plans[0].model)
+    return sweep_runs(
+        packed,
+        np.zeros(packed.num_params),
+        [round_plan(plan, plan.weights) for plan in plans],
+        rounds=[plan.rounds for plan in plans],
+        seeds=seeds,
+    )
+
+
+def _on_cluster(
+    data: Dataset,
+    plans: Sequence[Plan],
+    seeds: Sequence[int],
+    backend: str,
+    address: str | None,
+) -> Array:
+    """Deal the plans out to a cluster's workers, a share of neighbours to each."""
+    try:
+        import joblib
+    except ImportError:
+        raise MissingExtraError(f"backend {backend!r}", "joblib", backend) from None
+    with _cluster(backend, address) as workers:
+        shares = np.array_split(np.arange(len(plans)), min(workers, len(plans)))
+        models = joblib.Parallel(n_jobs=len(shares))(
+            joblib.delayed(_models)(data, [plans[p] for p in share], seeds)
+            for share in shares
+        )
+    return np.concatenate(models)
+
+
+@contextmanager
+def _cluster(backend: str, address: str | None) -> Iterator[int]:
+    """Connect joblib to a cluster and yield the number of its workers."""
+    import joblib
+
+    try:
+        if backend == "ray":
+            import ray
+            from ray.util.joblib import register_ray
+        else:
+            from dask.distributed import Client
+    except ImportError:
+        raise MissingExtraError(f"backend {backend!r}", backend, backend) from None
+    if backend == "ray":
+        started = not ray.is_initialized()
+        if started:
+            ray.init(address=address, include_dashboard=False, log_to_driver=False)
+        register_ray()
+        try:
+            with joblib.parallel_config(backend="ray"):
+                yield max(1, int(ray.cluster_resources().get("CPU", 1)))
+        finally:
+            if started:
+                ray.shutdown()
+    else:
+        with Client(address, dashboard_address=None) as client:
+            cores = sum(client.ncores().values())
+            with joblib.parallel_config(backend="dask"):
+                yield max(1, cores)
+
+
+def _measure(data: Dataset, loss: Loss, theta: Array) -> dict[str, Array]:
+    """Measure every model."""
+    each = [[measure(data, loss, model) for model in models] for models in theta]
+    return {
+        name: np.array([[found[name] for found in row] for row in each])
+        for name in each[0][0]
+    }
