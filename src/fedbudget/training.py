@@ -191,8 +191,9 @@ def _one_round(
 ) -> dict[str, Any]:
     number = server.rounds_done + 1
     replies = devices.run_round(Order(number=number, theta=server.theta, plan=plan))
-    if not replies.answered.any():
-        reasons = sorted(set(replies.refused.values())) or ["no answer"]
+    # Answers that got lost may come next time; devices that refuse, refuse again.
+    if replies.refused and not replies.answered.any():
+        reasons = sorted(set(replies.refused.values()))
         raise TrainingError(
             f"no device answered round {number}: {'; '.join(reasons[:3])}"
         )

@@ -1,0 +1,115 @@
+"""The ledger: charges what fits, refuses what does not, counts like an accountant."""
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given, strategies as st
+
+import fedbudget as fb
+from fedbudget.privacy import GDP, NoisyGradients, dp_event, mu_from_epsilon
+
+
+def test_a_plan_fits_the_budget_it_was_made_for_and_not_a_round_more() -> None:
+    problem = fb.Problem(num_samples=[100, 1000], dim=10)
+    budget = fb.Budget(epsilon=[1.0, 3.0], delta=1e-5, cost=1000)
+    prices = fb.Prices(communication=100, computation=1)
+    plan = fb.plan(problem, budget, prices)
+    ledger = fb.Ledger(budget, num_devices=2)
+    charge = fb.Charge(
+        steps=plan.tau,
+        noise_multiplier=plan.noise_multiplier,
+        cost=plan.cost / plan.rounds,
+    )
+    for _ in range(plan.rounds):
+        assert ledger.charge(charge).all()
+    assert ledger.epsilon == pytest.approx(plan.epsilon)
+    assert ledger.cost == pytest.approx(plan.cost)
+    assert not ledger.charge(charge).any()
+    assert ledger.epsilon == pytest.approx(plan.epsilon)  # a refusal costs nothing
+
+
+@given(
+    noise=st.lists(st.floats(5, 500), min_size=1, max_size=30),
+    steps=st.integers(1, 20),
+    epsilon=st.floats(0.1, 10),
+)
+def test_adaptively_chosen_noise_never_overspends(
+    noise: list[float], steps: int, epsilon: float
+) -> None:
+    ledger = fb.Ledger(fb.Budget(epsilon=epsilon, cost=1e9), num_devices=1)
+    accepted = [
+        multiplier
+        for multiplier in noise
+        if ledger.charge(fb.Charge(steps=steps, noise_multiplier=multiplier, cost=1))[0]
+    ]
+    # By hand: mu^2 of Gaussian steps adds up.
+    spent = np.sqrt(sum(4 * steps / multiplier**2 for multiplier in accepted))
+    assert spent <= float(mu_from_epsilon(epsilon, 1e-4))
+    assert float(ledger.epsilon[0]) <= epsilon
+    if accepted:
+        exact = dp_accounting.get_epsilon_gaussian(1 / spent, 1e-4)
+        assert float(ledger.epsilon[0]) == pytest.approx(exact, abs=1e-7)
+
+
+def test_each_device_has_its_own_account() -> None:
+    ledger = fb.Ledger(fb.Budget(epsilon=1.0, cost=[150, 1000]), num_devices=2)
+    charge = fb.Charge(steps=1, noise_multiplier=50.0, cost=100)
+    assert ledger.charge(charge).tolist() == [True, True]
+    assert ledger.charge(charge).tolist() == [False, True]
+    only_first = np.array([True, False])
+    assert ledger.charge(charge, who=only_first).tolist() == [False, False]
+    assert ledger.cost.tolist() == [100, 200]
+    assert ledger.epsilon[1] > ledger.epsilon[0]
+
+
+def test_sampled_steps_are_composed_with_others() -> None:
+    ledger = fb.Ledger(fb.Budget(epsilon=2.0, cost=1e6), num_devices=1)
+    sampled = fb.Charge(
+        steps=20, noise_multiplier=4.0, sampling_probability=0.05, cost=1
+    )
+    quieter = fb.Charge(
+        steps=10, noise_multiplier=8.0, sampling_probability=0.1, cost=1
+    )
+    plain = fb.Charge(steps=5, noise_multiplier=30.0, cost=1)
+    for charge in (sampled, plain, sampled, quieter):
+        assert ledger.charge(charge).all()
+    google = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    for multiplier, q, steps in ((4.0, 0.05, 40), (8.0, 0.1, 10), (30.0, 1.0, 5)):
+        run = NoisyGradients(
+            lipschitz=1,
+            batch_size=1,
+            noise_std=multiplier,
+            steps=steps,
+            sampling_probability=q,
+        )
+        google.compose(dp_event(run))
+    assert float(ledger.epsilon[0]) == pytest.approx(google.get_epsilon(1e-4), rel=1e-3)
+    longer = fb.Charge(
+        steps=2000, noise_multiplier=4.0, sampling_probability=0.05, cost=1
+    )
+    while ledger.charge(longer).all():
+        assert float(ledger.epsilon[0]) <= 2.0
+    assert float(ledger.epsilon[0]) > 1.0
+
+
+def test_without_a_budget_everything_is_counted_and_nothing_refused() -> None:
+    ledger = fb.Ledger(None, num_devices=1)
+    assert ledger.epsilon.tolist() == [0.0]
+    assert ledger.charge(fb.Charge(steps=1, noise_multiplier=1.0, cost=1e12)).all()
+    assert float(ledger.epsilon[0]) == pytest.approx(
+        float(GDP.epsilon_from_mu(2.0, 1e-4))
+    )
+    assert ledger.charge(fb.Charge(steps=1, noise_multiplier=0.0, cost=0)).all()
+    assert np.isinf(ledger.epsilon[0])
+
+
+def test_no_noise_is_refused_by_any_budget() -> None:
+    ledger = fb.Ledger(fb.Budget(epsilon=1e6, cost=1e6), num_devices=1)
+    assert not ledger.charge(fb.Charge(steps=1, noise_multiplier=0.0, cost=1)).any()
+
+
+def test_costs_may_add_up_to_exactly_the_budget() -> None:
+    ledger = fb.Ledger(fb.Budget(epsilon=1e6, cost=1.0), num_devices=1)
+    charge = fb.Charge(steps=1, noise_multiplier=1e6, cost=0.1)
+    assert [bool(ledger.charge(charge)[0]) for _ in range(11)] == [True] * 10 + [False]

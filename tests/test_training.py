@@ -1,0 +1,310 @@
+"""The round loop: its algorithms, its arithmetic, its interruptions."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedbudget as fb
+from fedbudget.devices.local import Batch, local_steps, weighted_mean
+from fedbudget.training import Order, Replies, Server
+
+PRICES = fb.Prices(communication=100, computation=1)
+BUDGET = fb.Budget(epsilon=4.0, delta=1e-4, cost=1000)
+
+
+def small_data(seed: int = 0, devices: int = 4, rows: int = 120) -> fb.Dataset:
+    """Two noisy classes on a few devices, as pyarrow sees them."""
+    import pyarrow as pa
+
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 3))
+    label = (x @ [1.0, -2.0, 0.5] + rng.normal(size=rows) > 0).astype(int)
+    columns = {f"x{i}": x[:, i] for i in range(3)}
+    table = pa.table(
+        {**columns, "label": label, "device": rng.integers(devices, size=rows)}
+    )
+    features = {f"x{i}": fb.Numeric(-3, 3) for i in range(3)}
+    schema = fb.Schema(
+        features=features, label="label", target=fb.Categorical(values=("0", "1"))
+    )
+    return fb.from_table(table, label="label", device="device", schema=schema)
+
+
+DATA = small_data()
+PLAN = fb.plan(DATA.problem(), BUDGET, PRICES)
+
+
+class Scripted:
+    """Devices that answer what a test tells them to."""
+
+    num_devices = 4
+
+    def __init__(self, averages: list[Any]) -> None:
+        self.averages = averages
+        self.orders: list[Order] = []
+        self.caught_up = 0
+
+    def check(self, plan: fb.Plan) -> None:
+        pass
+
+    def run_round(self, order: Order) -> Replies:
+        self.orders.append(order)
+        theta = self.averages[order.number - 1]
+        answered = np.full(4, theta is not None)
+        return Replies(
+            theta=order.theta if theta is None else np.asarray(theta),
+            answered=answered,
+            epsilon=np.zeros(4),
+            cost=np.zeros(4),
+            refused={} if theta is not None else {0: "asleep"},
+        )
+
+    def catch_up(self, plan: fb.Plan, rounds: int) -> None:
+        self.caught_up = rounds
+
+    def measure(self, theta: np.ndarray) -> dict[str, float]:
+        return {"train_loss": float(theta[0])}
+
+
+def changed(**values: Any) -> fb.Plan:
+    return fb.Plan.from_dict({**PLAN.to_dict(), **values})
+
+
+def test_the_release_is_the_last_average() -> None:
+    averages = [np.full(4, r + 1.0) for r in range(3)]
+    run = fb.train(changed(rounds=3, momentum=0.0), Scripted(averages))
+    assert run.theta.tolist() == [3.0] * 4
+    assert [row["round"] for row in run.rounds] == [1, 2, 3]
+    assert run.rounds[-1]["steps"] == 3 * PLAN.tau
+
+
+def test_momentum_is_heavy_ball_by_hand() -> None:
+    # theta1 = 1; theta2 = 2 + 0.5 (1 - 0) = 2.5; theta3 = 3 + 0.5 (2.5 - 1) = 3.75
+    averages = [np.full(4, r + 1.0) for r in range(3)]
+    run = fb.train(changed(rounds=3, momentum=0.5), Scripted(averages))
+    assert run.theta.tolist() == [3.75] * 4
+
+
+def test_tail_averaging_releases_the_mean_of_the_last_rounds() -> None:
+    averages = [np.full(4, float(r)) for r in (1, 2, 3, 4)]
+    devices = Scripted(averages)
+    run = fb.train(changed(rounds=4, momentum=0.0), devices, tail_average=0.5)
+    assert run.theta.tolist() == [3.5] * 4
+    assert devices.orders[-1].theta.tolist() == [3.0] * 4  # training itself goes on
+
+
+def test_a_round_that_nobody_answers_ends_the_run_and_keeps_the_record(
+    tmp_path: Path,
+) -> None:
+    devices = Scripted([np.ones(4), None])
+    with pytest.raises(fb.TrainingError, match="no device answered round 2: asleep"):
+        fb.train(changed(rounds=3), devices, record=str(tmp_path / "run"))
+    again = Scripted([np.ones(4), np.ones(4), np.ones(4)])
+    run = fb.train(changed(rounds=3), again, record=str(tmp_path / "run"))
+    assert len(run.rounds) == 3 and again.caught_up == 1
+    assert [order.number for order in again.orders] == [2, 3]
+
+
+def test_a_model_that_is_no_longer_finite_ends_the_run(tmp_path: Path) -> None:
+    devices = Scripted([np.ones(4), np.full(4, np.inf)])
+    with pytest.raises(fb.TrainingError, match="no longer finite after round 2"):
+        fb.train(changed(rounds=3), devices, record=str(tmp_path / "run"))
+    assert (tmp_path / "run" / "rounds.jsonl").read_text().count("\n") == 1
+
+
+def test_the_server_survives_a_checkpoint() -> None:
+    server = Server.start(4)
+    for value in (1.0, 2.0):
+        server.update(np.full(4, value), momentum=0.5, in_tail=True)
+    back = Server.from_arrays(server.to_arrays())
+    assert back.release.tolist() == server.release.tolist()
+    assert vars(back).keys() == vars(server).keys()
+
+
+def reference_run(plan: fb.Plan, data: fb.Dataset) -> np.ndarray:
+    """The paper's pseudocode, without noise and with full batches."""
+    theta = velocity = np.zeros(plan.dim)
+    for _ in range(plan.rounds):
+        models = [
+            local_steps(
+                theta,
+                *data.train.device(m),
+                loss=plan.model,
+                tau=plan.tau,
+                learning_rate=plan.learning_rate,
+                noise_std=0.0,
+                batch=Batch(sampling="full"),
+                rng=np.random.default_rng(0),
+            )
+            for m in range(data.num_devices)
+        ]
+        velocity = (
+            plan.momentum * velocity + weighted_mean(models, plan.weights) - theta
+        )
+        theta = theta + velocity
+    return np.asarray(theta)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+@pytest.mark.parametrize("tau", [1, 5])
+def test_without_noise_the_simulation_is_the_pseudocode(
+    tau: int, momentum: float
+) -> None:
+    # tau = 1 is distributed SGD, tau = 5 is PASGD.
+    plan = changed(tau=tau, rounds=7, momentum=momentum).without_privacy()
+    run = fb.train(plan, fb.SimulatedDevices(DATA))
+    assert run.theta == pytest.approx(reference_run(plan, DATA), abs=2e-5)
+    swept = fb.sweep(DATA, [plan, plan, plan, plan], seeds=[0, 1])
+    for model in swept.theta.reshape(-1, plan.dim):
+        assert model == pytest.approx(reference_run(plan, DATA), abs=2e-5)
+    assert run.rounds[-1]["epsilon"][0] is None
+    assert "NOT PRIVATE" in str(plan.privacy)
+
+
+def test_a_run_learns_and_spends_what_the_plan_says() -> None:
+    run = fb.train(PLAN, fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES))
+    assert run.rounds[-1]["epsilon"] == pytest.approx(PLAN.epsilon.tolist())
+    assert run.rounds[-1]["cost"] == pytest.approx(PLAN.cost.tolist())
+    adult = fb.load("adult", split="iid")
+    plan = fb.plan(adult.problem(), BUDGET, PRICES)
+    run = fb.train(plan, fb.SimulatedDevices(adult, budget=BUDGET, prices=PRICES))
+    assert run.measured["test_accuracy"] > 0.80  # the constant predictor has 0.76
+    assert run.measured["train_loss"] < 0.40
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another() -> None:
+    models = [
+        fb.train(PLAN, fb.SimulatedDevices(DATA, seed=s)).theta for s in (0, 0, 1)
+    ]
+    assert models[0].tolist() == models[1].tolist()
+    assert models[0].tolist() != models[2].tolist()
+
+
+def test_a_sweep_runs_what_train_runs() -> None:
+    plans = [changed(rounds=r, momentum=m) for r, m in ((3, 0.0), (5, 0.5), (9, 0.8))]
+    swept = fb.sweep(DATA, plans, seeds=[3, 4])
+    for p, plan in enumerate(plans):
+        for s, seed in enumerate((3, 4)):
+            run = fb.train(plan, fb.SimulatedDevices(DATA, seed=seed))
+            assert swept.theta[p, s] == pytest.approx(run.theta, abs=1e-5)
+            found = swept.measured["test_accuracy"][p, s]
+            assert found == pytest.approx(run.measured["test_accuracy"])
+    assert len(list(swept.rows())) == 6
+
+
+class TestTheDeviceDecides:
+    """The devices' own ledgers refuse, whatever the plan says."""
+
+    def test_a_plan_that_overdraws_is_refused_by_the_device(self) -> None:
+        stricter = fb.Budget(epsilon=[4.0, 4.0, 1.0, 4.0], cost=1000)
+        devices = fb.SimulatedDevices(DATA, budget=stricter, prices=PRICES)
+        run = fb.train(PLAN, devices)
+        assert (devices.ledger.epsilon <= [4.0, 4.0, 1.0, 4.0]).all()
+        assert run.rounds[-1]["answered"] == 3
+        assert "overdraw" in run.rounds[-1]["refused"]["2"]
+
+    def test_a_plan_without_noise_is_refused_by_all(self) -> None:
+        devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES)
+        with pytest.raises(fb.TrainingError, match="no device answered round 1"):
+            fb.train(PLAN.without_privacy(), devices)
+        assert (devices.ledger.epsilon == 0).all()
+
+    def test_a_second_run_finds_the_budget_spent(self) -> None:
+        devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES)
+        fb.train(PLAN, devices)
+        with pytest.raises(fb.TrainingError, match="overdraw"):
+            fb.train(PLAN, devices)
+
+    def test_who_does_not_answer_is_charged_but_not_averaged(self) -> None:
+        plan = changed(rounds=9)
+        devices = fb.SimulatedDevices(DATA, participation=0.5, seed=5)
+        run = fb.train(plan, devices)
+        assert {row["answered"] for row in run.rounds} - {4}
+        full = fb.SimulatedDevices(DATA, seed=5)
+        fb.train(plan, full)
+        assert devices.ledger.epsilon == pytest.approx(full.ledger.epsilon)
+
+    def test_a_device_without_weight_spends_nothing(self) -> None:
+        plan = changed(weights=[0.5, 0.5, 0.0, 0.0])
+        devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES)
+        fb.train(plan, devices)
+        assert devices.ledger.cost[2] == devices.ledger.epsilon[3] == 0
+
+
+@pytest.mark.parametrize(
+    "plan, message",
+    [
+        (lambda: fb.plan(fb.Problem(num_samples=[9], dim=4), BUDGET, PRICES), "1 dev"),
+        (lambda: changed(dim=9), "rows of 9 columns, the data have 4"),
+        (lambda: changed(loss="huber"), "huber"),
+        (lambda: changed(loss="softmax", num_classes=3), "3 classes, the data have 2"),
+        (lambda: changed(batch_size=[9999] * 4), "batches of 9999 for device 0"),
+    ],
+)
+def test_a_plan_for_other_data_is_refused(plan: Any, message: str) -> None:
+    with pytest.raises(fb.InvalidInputError, match=message):
+        fb.train(plan(), fb.SimulatedDevices(DATA))
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(fb.InvalidInputError, match="tail_average must be at least 0"):
+        fb.train(PLAN, fb.SimulatedDevices(DATA), tail_average=2)
+    with pytest.raises(fb.InvalidInputError, match="participation must be above 0"):
+        fb.SimulatedDevices(DATA, participation=0)
+    with pytest.raises(fb.InvalidInputError, match="needs plans and seeds"):
+        fb.sweep(DATA, [], seeds=[0])
+    with pytest.raises(fb.InvalidInputError, match="different losses"):
+        fb.sweep(DATA, [PLAN, changed(loss="hinge")])
+    with pytest.raises(fb.InvalidInputError, match="'cloud' is not known"):
+        fb.sweep(DATA, [PLAN], backend="cloud")
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_training import DATA, changed
+import fedbudget as fb
+
+plan = changed(rounds=400, tau=2)
+fb.train(plan, fb.SimulatedDevices(DATA, seed=1), record=sys.argv[1], tail_average=0.1)
+"""
+
+
+def test_a_run_killed_at_any_moment_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    script = SCRIPT.format(tests=str(Path(__file__).parent))
+
+    def start(folder: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", script, str(folder)], env=os.environ.copy()
+        )
+
+    assert start(tmp_path / "whole").wait() == 0
+    killed = 0
+    for _ in range(20):
+        process = start(tmp_path / "cut")
+        rounds = tmp_path / "cut" / "rounds.jsonl"
+        before = rounds.read_text().count("\n") if rounds.exists() else 0
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            now = rounds.read_text().count("\n") if rounds.exists() else 0
+            if killed < 3 and now >= before + 20:
+                process.send_signal(signal.SIGKILL)
+                killed += 1
+                break
+            time.sleep(0.002)
+        if process.wait() == 0:
+            break
+    assert killed == 3
+    whole, cut = (
+        np.load(tmp_path / n / "model.npz")["theta"] for n in ("whole", "cut")
+    )
+    assert whole.tolist() == cut.tolist()
+    logs = [(tmp_path / n / "rounds.jsonl").read_text() for n in ("whole", "cut")]
+    assert logs[0] == logs[1]
