@@ -1,0 +1,85 @@
+"""How well the planner's model predicts a run: `python benchmarks/prediction.py`.
+
+Plans for Adult over budgets, learning rates and tau; runs each on simulated devices;
+prints the correlation of predicted and measured training loss, and the error once the
+best loss (which the prediction leaves out) has been added. No private number goes back
+into a plan.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+import fedbudget as fb
+from fedbudget.planning.spectral import Schedule, Spectrum, respond
+from fedbudget.privacy import GDP
+
+EPSILONS, COST, TAUS = (1, 4, 10), 1000, (1, 3, 8, 20, 50)
+RATES, MOMENTA, SEEDS = (1.0, 2.0, 4.0, 7.6), (0.0, 0.5), range(3)
+
+
+def candidates(problem: fb.Problem) -> list[fb.Plan]:
+    """Vary one plan per epsilon: tau, learning rate and momentum of its own."""
+    prices = fb.Prices(communication=100, computation=1)
+    found = []
+    for epsilon in EPSILONS:
+        budget = fb.Budget(epsilon=epsilon, delta=1e-4, cost=COST)
+        plan = fb.plan(problem, budget, prices, weights="uniform")
+        for tau in TAUS:
+            rounds = COST // (100 + tau)
+            noise = GDP.noise_std(
+                lipschitz=plan.lipschitz,
+                batch_size=plan.batch_size,
+                epsilon=epsilon,
+                delta=1e-4,
+                steps=tau * rounds,
+            )
+            found += [
+                replace(
+                    plan,
+                    tau=tau,
+                    rounds=rounds,
+                    learning_rate=rate,
+                    momentum=momentum,
+                    noise_std=noise,
+                )
+                for rate in RATES
+                for momentum in MOMENTA
+            ]
+    return found
+
+
+def predict(problem: fb.Problem, plan: fb.Plan) -> float:
+    """Return the predicted loss above the best, for uniform weights."""
+    schedule = Schedule(
+        tau=np.array([float(plan.tau)]),
+        rounds=np.array([float(plan.rounds)]),
+        learning_rate=np.array([plan.learning_rate]),
+        momentum=np.array([plan.momentum]),
+    )
+    found = respond(Spectrum.of(problem), schedule, variance=1.0)
+    noise = float(np.sum((plan.weights * plan.noise_std) ** 2))
+    drift = problem["dissimilarity"] ** 2 * float(found.drift[0])
+    return float(found.remaining[0]) + float(found.noise[0]) * noise + drift
+
+
+def main() -> None:
+    for split in ("iid", "by-education"):
+        data = fb.load("adult", split=split, seed=0)
+        problem = data.problem()
+        plans = candidates(problem)
+        predicted = np.array([predict(problem, plan) for plan in plans])
+        measured = fb.sweep(data, plans, seeds=SEEDS).measured["train_loss"].mean(1)
+        sane = measured < np.log(2)  # the others are worse than not training at all
+        best = float(np.median(measured[sane] - predicted[sane]))
+        error = measured[sane] - best - predicted[sane]
+        correlation = np.corrcoef(predicted[sane], measured[sane])[0, 1]
+        print(
+            f"{split:>12}: {sane.sum()} of {len(plans)} plans learn; correlation "
+            f"{correlation:.3f}, median error {np.median(np.abs(error)):.4f}, "
+            f"90th percentile {np.percentile(np.abs(error), 90):.4f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
