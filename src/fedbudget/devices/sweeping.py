@@ -155,7 +155,8 @@ def _cluster(backend: str, address: str | None) -> Iterator[int]:
             if started:
                 ray.shutdown()
     else:
-        with Client(address, dashboard_address=None) as client:
+        local = {} if address else {"dashboard_address": None, "host": "127.0.0.1"}
+        with Client(address, **local) as client:
             cores = sum(client.ncores().values())
             with joblib.parallel_config(backend="dask"):
                 yield max(1, cores)
