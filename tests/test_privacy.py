@@ -227,6 +227,11 @@ class TestSampled:
         assert 37 <= float(most) <= 38
         assert float(self.pld.max_steps(noise_multiplier=1e-3, **budget)) == 0
 
+    def test_tiny_deltas_fall_back_on_no_sampling(self) -> None:
+        budget = {"epsilon": 1.0, "delta": 1e-16, "steps": 10}
+        sampled = self.pld.noise_multiplier(sampling_probability=0.1, **budget)
+        assert sampled <= GDP.noise_multiplier(**budget)
+
     def test_rejects_to_describe_several_devices(self) -> None:
         run = NoisyGradients(lipschitz=1, batch_size=[1, 2], noise_std=1, steps=1)
         with pytest.raises(InvalidInputError, match="one device, got 2"):
@@ -260,6 +265,18 @@ def test_a_run_refuses_what_has_no_meaning(field: str, value: object) -> None:
     }
     with pytest.raises(InvalidInputError, match=field):
         NoisyGradients(**{**good, field: value})  # type: ignore[arg-type]
+
+
+def test_part_of_a_step_is_no_step() -> None:
+    with pytest.raises(InvalidInputError, match="whole numbers"):
+        NoisyGradients(lipschitz=1, batch_size=1, noise_std=1, steps=1.5)
+
+
+def test_a_statement_rounds_up() -> None:
+    statement = PrivacyStatement(epsilon=1.2345644, delta=1.23491e-5, accountant="gdp")
+    assert "(1.23457, 1.235e-05)" in str(statement)
+    exact = PrivacyStatement(epsilon=4.0, delta=1e-4, accountant="gdp")
+    assert "(4, 0.0001)" in str(exact)
 
 
 def test_an_unknown_accountant_is_refused() -> None:

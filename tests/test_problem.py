@@ -1,9 +1,13 @@
 """The problem: constants, their sources, and what may not be known for free."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from scipy import sparse
 
 import fedbudget as fb
+from fedbudget.models import loss_named
 from fedbudget.privacy import GDP, epsilon_from_mu
 
 PRICES = fb.Prices(communication=100, computation=1)
@@ -43,6 +47,12 @@ def test_what_is_guessed_is_called_a_guess() -> None:
         ({"loss": "square"}, "'square' is not known"),
         ({"l2": -1}, "l2"),
         ({"dissimilarity": "very"}, "choose one of iid, mild, strong"),
+        ({"dim": 10**20}, "dim must be at most"),
+        ({"loss": "softmax", "num_classes": 2.5}, "num_classes must be a whole"),
+        ({"loss": None}, "loss must be a name or a Loss"),
+        ({"dissimilarity": [0.1, 0.2]}, "dissimilarity must be one number"),
+        ({"dissimilarity": 1e300}, "at most 1000"),
+        ({"loss": loss_named("hinge"), "l2": 0.5}, "go with the name of a loss"),
         ({"dissimilarity": -0.1}, "dissimilarity must be at least 0"),
     ],
 )
@@ -63,6 +73,8 @@ def test_nothing_is_measured_on_private_rows_for_free() -> None:
     with pytest.raises(fb.InvalidInputError, match="costs every device a positive mu"):
         fb.Constant(value=0.1, source="measured privately")
     with pytest.raises(fb.InvalidInputError, match="any other costs none"):
+        fb.Constant(value=0.1, source="assumed", mu=[0.0, 1.0])
+    with pytest.raises(fb.InvalidInputError, match="any other costs none"):
         fb.Constant(value=0.1, source="public sample", mu=0.1)
     with pytest.raises(fb.InvalidInputError, match="'felt' is not known"):
         fb.Constant(value=0.1, source="felt")
@@ -76,7 +88,7 @@ def test_a_private_measurement_is_charged_before_the_run() -> None:
     per_step = charged.noise_std / np.sqrt(charged.steps)
     assert (per_step > free.noise_std / np.sqrt(free.steps)).all()
     # What is left of the budget, by hand: mu^2 adds up.
-    run = charged.gradients(0, num_samples=100)
+    run = charged.gradients_of(0)
     together = epsilon_from_mu(np.hypot(float(run.mu), 0.2), 1e-4)
     assert 0.999 <= float(together) <= 1.0
     assert charged.epsilon[0] == pytest.approx(float(together))
@@ -111,7 +123,62 @@ def test_a_public_sample_gives_the_constants_of_its_rows() -> None:
 
 
 def test_a_public_sample_must_be_in_the_unit_ball() -> None:
-    with pytest.raises(fb.InvalidInputError, match="has norm 2, above 1"):
+    with pytest.raises(fb.InvalidInputError, match="has norm 2, not above 0"):
         small().with_public_sample(2 * np.eye(5), np.zeros(5))
-    with pytest.raises(fb.InvalidInputError, match="at least 2 rows"):
-        small().with_public_sample(np.eye(5)[:1], np.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "rows, labels, message",
+    [
+        (np.eye(5)[:1], np.zeros(1), "at least 2 rows"),
+        (np.eye(5), np.zeros(3), "one label each"),
+        (np.zeros((5, 5)), np.zeros(5), "norm 0"),
+        (np.eye(3), np.zeros(3), "the problem has 5 columns"),
+        (np.eye(5), np.full(5, 7), "labels of the public sample must be 0 .. 1"),
+    ],
+)
+def test_a_bad_public_sample_is_refused(
+    rows: np.ndarray, labels: np.ndarray, message: str
+) -> None:
+    with pytest.raises(fb.InvalidInputError, match=message):
+        small().with_public_sample(rows, labels)
+
+
+def test_a_public_sample_may_be_sparse() -> None:
+    rows = np.eye(5)
+    dense = small().with_public_sample(rows, np.zeros(5))
+    thin = small().with_public_sample(sparse.csr_array(rows), np.zeros(5))
+    assert dense["smoothness"] == thin["smoothness"]
+
+
+def test_replacing_a_private_measurement_does_not_refund_it() -> None:
+    measured = fb.Constant(value=0.2, source="measured privately", mu=[0.5, 0.1])
+    assumed = fb.Constant(value=0.25, source="assumed")
+    problem = small().with_constants(smoothness=measured)
+    again = problem.with_constants(smoothness=assumed)
+    assert again.prior_mu.tolist() == problem.prior_mu.tolist() == [0.5, 0.1]
+    twice = again.with_constants(hessian_trace=measured)
+    assert twice.prior_mu[0] == pytest.approx(0.5 * 2**0.5)
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("smoothness", 0.0, "smoothness must be above 0"),
+        ("hessian_trace", -1.0, "hessian_trace must be above 0"),
+        ("initial_gap", -1.0, "initial_gap must be above 0"),
+        ("gradient_variance", -1.0, "gradient_variance must be at least 0"),
+        ("strong_convexity", 1.0, "strong_convexity 1 is above smoothness 0.25"),
+    ],
+)
+def test_impossible_constants_are_refused(
+    name: str, value: float, message: str
+) -> None:
+    with pytest.raises(fb.InvalidInputError, match=message):
+        small().with_constants(**{name: fb.Constant(value=value, source="assumed")})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, [1.0, 2.0], "x"])
+def test_a_constant_is_one_finite_number(value: Any) -> None:
+    with pytest.raises(fb.InvalidInputError, match="value must be"):
+        fb.Constant(value=value, source="assumed")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Scripted:
 
 
 def changed(**values: Any) -> fb.Plan:
-    return fb.Plan.from_dict({**PLAN.to_dict(), **values})
+    return replace(PLAN, **values)
 
 
 def test_the_release_is_the_last_average() -> None:
@@ -245,7 +246,7 @@ class TestTheDeviceDecides:
         (lambda: changed(dim=9), "rows of 9 columns, the data have 4"),
         (lambda: changed(loss="huber"), "huber"),
         (lambda: changed(loss="softmax", num_classes=3), "3 classes, the data have 2"),
-        (lambda: changed(batch_size=[9999] * 4), "batches of 9999 for device 0"),
+        (lambda: changed(num_samples=[9999] * 4), "9999 training rows on device 0"),
     ],
 )
 def test_a_plan_for_other_data_is_refused(plan: Any, message: str) -> None:
@@ -272,7 +273,7 @@ sys.path.insert(0, {tests!r})
 from test_training import DATA, changed
 import fedbudget as fb
 
-plan = changed(rounds=400, tau=2)
+plan = changed(rounds=2000, tau=2)
 fb.train(plan, fb.SimulatedDevices(DATA, seed=1), record=sys.argv[1], tail_average=0.1)
 """
 
@@ -294,7 +295,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_numbers(tmp_path: Path) -
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             now = rounds.read_text().count("\n") if rounds.exists() else 0
-            if killed < 3 and now >= before + 20:
+            if killed < 3 and now >= before + 50:
                 process.send_signal(signal.SIGKILL)
                 killed += 1
                 break

@@ -60,8 +60,8 @@ def within(
     return checked
 
 
-def whole(name: str, value: Any, *, least: int = 1) -> int:
-    """Return the value as an int if it is a whole number of at least `least`."""
+def whole(name: str, value: Any, *, least: int = 1, most: int = 2**53) -> int:
+    """Return the value as an int if it is a whole number inside the limits."""
     try:
         number = int(value)
         exact = number == value
@@ -71,6 +71,8 @@ def whole(name: str, value: Any, *, least: int = 1) -> int:
         raise InvalidInputError(
             f"{name} must be a whole number of at least {least}, got {value!r}"
         )
+    if number > most:
+        raise InvalidInputError(f"{name} must be at most {most}, got {value!r}")
     return number
 
 

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.checks import Array, PerDevice, choice, per_device, whole, within
 from fedbudget.errors import InvalidInputError
-from fedbudget.models import Floats, Labels, Loss, loss_named
+from fedbudget.models import Floats, Labels, Loss, Rows, loss_named
 
 SOURCES = ("analytic", "assumed", "public sample", "measured privately")
 
@@ -31,6 +31,9 @@ DISSIMILARITY: Mapping[str, float] = MappingProxyType(
 # Hinge has no Hessian. Smoothed over a margin of width 1, its curvature is 1; half of
 # the rows inside that margin is a middle guess, and plans hardly depend on it.
 _HINGE_CURVATURE, _HINGE_TRACE = 1.0, 0.5
+
+# A theta of more parameters than this does not fit a device, nor this planner.
+_MOST_PARAMS = 10**9
 
 Counts: TypeAlias = NDArray[np.int64]
 
@@ -46,10 +49,13 @@ class Constant:
 
     def __post_init__(self) -> None:
         choice("source", self.source, SOURCES)
-        object.__setattr__(self, "value", float(self.value))
+        value = np.asarray(within("value", self.value))
+        if value.ndim > 0:
+            raise InvalidInputError(f"value must be one number, got {self.value}")
+        object.__setattr__(self, "value", float(value))
         object.__setattr__(self, "mu", within("mu", self.mu, least=0))
-        measured = self.source == "measured privately"
-        if measured != bool(np.all(np.asarray(self.mu) > 0)):
+        costs = np.asarray(self.mu) > 0
+        if not np.all(costs == (self.source == "measured privately")):
             raise InvalidInputError(
                 f"source {self.source!r} with mu={self.mu}: a constant measured on "
                 "private rows costs every device a positive mu, any other costs none"
@@ -74,6 +80,7 @@ class Problem:
     model: Loss
     dissimilarity: str | float  # iid, mild, strong, or a share of the gap
     overrides: Mapping[str, Constant]
+    spent_mu: Array  # what constants that were replaced since had cost each device
 
     def __init__(
         self,
@@ -85,34 +92,42 @@ class Problem:
         l2: float = 0.0,
         dissimilarity: str | float = "mild",
         overrides: Mapping[str, Constant] | None = None,
+        spent_mu: ArrayLike = 0.0,
     ) -> None:
-        if isinstance(loss, str):
-            within("l2", l2, least=0)
-            loss = loss_named(loss, num_classes=num_classes, l2=l2)
+        counts = _counts(num_samples)
+        spent = per_device(
+            "spent_mu", within("spent_mu", spent_mu, least=0), len(counts)
+        )
         values = {
-            "num_samples": _counts(num_samples),
-            "dim": whole("dim", dim),
-            "model": loss,
-            "dissimilarity": dissimilarity,
+            "num_samples": counts,
+            "dim": whole("dim", dim, most=_MOST_PARAMS),
+            "model": _loss(loss, num_classes, l2),
+            "dissimilarity": _dissimilarity(dissimilarity),
             "overrides": MappingProxyType(dict(overrides or {})),
+            "spent_mu": spent,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
         self._check()
 
     def _check(self) -> None:
-        if isinstance(self.dissimilarity, str):
-            choice("dissimilarity", self.dissimilarity, tuple(DISSIMILARITY))
-        else:
-            within("dissimilarity", self.dissimilarity, least=0)
         known = set(self._defaults()) - {"lipschitz"}
-        for name in self.overrides:
+        for name, constant in self.overrides.items():
             if name not in known:
                 raise InvalidInputError(
                     f"constant {name!r} cannot be given: choose one of "
                     f"{', '.join(sorted(known))} (privacy rests on lipschitz, which "
                     "follows from the loss)"
                 )
+            if name in ("gradient_variance", "spectrum_decay", "dissimilarity"):
+                within(name, constant.value, least=0, most=1e3)
+            else:
+                within(name, constant.value, above=0, most=1e12)
+        if self["strong_convexity"] > self["smoothness"]:
+            raise InvalidInputError(
+                f"strong_convexity {self['strong_convexity']:g} is above smoothness "
+                f"{self['smoothness']:g}: no function has that; lower it"
+            )
 
     @property
     def num_devices(self) -> int:
@@ -132,9 +147,10 @@ class Problem:
     @property
     def prior_mu(self) -> Array:
         """What constants measured on private rows have cost each device so far."""
-        spent = np.zeros(self.num_devices)
+        spent = self.spent_mu**2
         for name, constant in self.overrides.items():
-            spent += per_device(f"mu of {name}", constant.mu, self.num_devices) ** 2
+            mu = per_device(f"mu of {name}", constant.mu, self.num_devices)
+            spent = spent + mu**2
         return np.sqrt(spent)
 
     def __getitem__(self, name: str) -> float:
@@ -144,30 +160,44 @@ class Problem:
     def with_constants(self, **constants: Constant) -> "Problem":
         """Return the problem with these constants instead of its own.
 
+        What measuring a constant has cost stays spent when it is replaced.
+
         >>> problem = Problem(num_samples=[100], dim=5)
         >>> better = problem.with_constants(
         ...     smoothness=Constant(value=0.1, source="assumed"))
         >>> better["smoothness"]
         0.1
         """
+        spent = self.spent_mu**2
+        for name, old in self.overrides.items():
+            if name in constants and constants[name] is not old:
+                mu = per_device(f"mu of {name}", old.mu, self.num_devices)
+                spent = spent + mu**2
         return Problem(
             num_samples=self.num_samples,
             dim=self.dim,
             loss=self.model,
             dissimilarity=self.dissimilarity,
             overrides={**self.overrides, **constants},
+            spent_mu=np.sqrt(spent),
         )
 
-    def with_public_sample(self, x: Floats, y: Labels) -> "Problem":
+    def with_public_sample(self, x: Rows, y: Labels) -> "Problem":
         """Return the problem with constants measured on rows that are not private."""
-        return self.with_constants(**_measure(self.model, np.asarray(x), np.asarray(y)))
+        rows = x if isinstance(x, np.ndarray) else np.asarray(_dense(x))
+        if rows.ndim != 2 or rows.shape[1] != self.dim:
+            raise InvalidInputError(
+                f"the public sample has rows of shape {rows.shape}, the problem has "
+                f"{self.dim} columns: give rows of the same columns"
+            )
+        return self.with_constants(**_measure(self.model, rows, np.asarray(y)))
 
     def _defaults(self) -> dict[str, Constant]:
         model, ball = self.model, "rows in the unit ball"
         smooth = np.isfinite(model.smoothness)
         trace = model.hessian_trace if smooth else _HINGE_TRACE
-        named = isinstance(self.dissimilarity, str)
-        stated = str(self.dissimilarity) if named else "a number"
+        stated = self.dissimilarity
+        named = isinstance(stated, str)
         return {
             "lipschitz": _analytic(model.lipschitz, ball),
             "smoothness": _analytic(model.smoothness, ball)
@@ -186,10 +216,8 @@ class Problem:
             else _assumed(trace, "the loss has a kink"),
             "spectrum_decay": _assumed(1.4, "eigenvalue i falls as i^-1.4"),
             "dissimilarity": _assumed(
-                DISSIMILARITY[str(self.dissimilarity)]
-                if named
-                else float(self.dissimilarity),
-                f"stated as {stated}",
+                DISSIMILARITY[str(stated)] if named else float(stated),
+                f"stated as {stated if named else 'a number'}",
             ),
         }
 
@@ -220,19 +248,57 @@ def _counts(value: ArrayLike) -> Counts:
     return counts
 
 
+def _loss(loss: object, num_classes: int | None, l2: float) -> Loss:
+    """Return the loss by its name, or the one that was given ready-made."""
+    if isinstance(loss, Loss):
+        if num_classes not in (None, loss.num_outputs) or l2 not in (0.0, loss.l2):
+            raise InvalidInputError(
+                "num_classes and l2 go with the name of a loss: give them to the "
+                f"{loss.name} object instead"
+            )
+        return loss
+    if not isinstance(loss, str):
+        raise InvalidInputError(f"loss must be a name or a Loss, got {loss!r}")
+    within("l2", l2, least=0, most=1e6)
+    if num_classes is not None:
+        num_classes = whole("num_classes", num_classes, least=2, most=_MOST_PARAMS)
+    return loss_named(loss, num_classes=num_classes, l2=float(l2))
+
+
+def _dissimilarity(value: object) -> str | float:
+    if isinstance(value, str):
+        return choice("dissimilarity", value, tuple(DISSIMILARITY))
+    number = np.asarray(within("dissimilarity", value, least=0, most=1e3))  # type: ignore[arg-type]
+    if number.ndim > 0:
+        raise InvalidInputError(f"dissimilarity must be one number, got {value}")
+    return float(number)
+
+
+def _dense(x: object) -> object:
+    """Return sparse rows as an array; a public sample is small."""
+    return x.toarray() if hasattr(x, "toarray") else x
+
+
 def _measure(model: Loss, x: Floats, y: Labels) -> dict[str, Constant]:
     """Read the curvature and the gradients' spread off public rows."""
-    if x.ndim != 2 or len(x) < 2 or len(x) != len(y):
+    if len(x) < 2 or y.shape != (len(x),):
         raise InvalidInputError(
-            f"the public sample has rows of shape {x.shape} and {len(y)} labels: give "
+            f"the public sample has {len(x)} rows and labels of shape {y.shape}: give "
             "at least 2 rows and one label each"
         )
     longest = float(np.linalg.norm(x, axis=1).max())
-    if not longest <= 1 + 1e-6:
+    if not 0 < longest <= 1 + 1e-6:
         raise InvalidInputError(
-            f"a row of the public sample has norm {longest:g}, above 1: scale each row "
-            "into the unit ball, as the private rows are"
+            f"the longest row of the public sample has norm {longest:g}, not above 0 "
+            "and at most 1: scale each row into the unit ball, as the private rows are"
         )
+    classes = max(2, model.num_outputs)
+    if model.name != "huber" and not np.isin(y, np.arange(classes)).all():
+        raise InvalidInputError(
+            f"labels of the public sample must be 0 .. {classes - 1}, got {y.min()} .. "
+            f"{y.max()}"
+        )
+    labels = y if model.name == "huber" else y.astype(np.int64)
     second_moment = np.linalg.eigvalsh(x.T.astype(np.float64) @ x / len(x))[::-1]
     eigenvalues = second_moment[second_moment > 1e-9 * second_moment[0]]
     rank = np.arange(1, len(eigenvalues) + 1)
@@ -241,14 +307,20 @@ def _measure(model: Loss, x: Floats, y: Labels) -> dict[str, Constant]:
     )
     smooth = np.isfinite(model.curvature)
     curvature = model.curvature if smooth else _HINGE_CURVATURE
-    trace = model.hessian_trace if smooth else _HINGE_TRACE
-    gradients = model.sample_gradients(np.zeros(model.num_params(x.shape[1])), x, y)
+    trace = (model.hessian_trace if smooth else _HINGE_TRACE) * float(eigenvalues.sum())
+    gradients = model.sample_gradients(
+        np.zeros(model.num_params(x.shape[1])), x, labels
+    )
+    smoothness = curvature * float(eigenvalues[0]) + model.l2
     found = {
-        "smoothness": curvature * float(eigenvalues[0]) + model.l2,
-        "hessian_trace": trace * float(eigenvalues.sum()),
+        "smoothness": smoothness,
+        "hessian_trace": trace,
         "gradient_variance": float(gradients.var(axis=0).sum()),
         "spectrum_decay": max(float(decay), 0.0),
     }
+    if model.l2 == 0:  # else it follows from the L2 term
+        mean = trace / model.num_params(x.shape[1])
+        found["strong_convexity"] = min(mean, smoothness)
     note = f"{len(x)} rows"
     return {
         name: Constant(value=value, source="public sample", note=note)

@@ -78,7 +78,7 @@ def test_every_plan_is_feasible(
     weights: str,
 ) -> None:
     problem, budget, prices = question
-    one_step = prices.run_cost(rounds=1, tau=1, batch_size=problem.num_samples)
+    one_step = prices.run_cost(rounds=1, tau=1, batch_size=1)
     try:
         plan = fb.plan(
             problem,
@@ -125,8 +125,7 @@ def test_a_gdp_plan_spends_all_of_epsilon_by_googles_count(
     budget = fb.Budget(epsilon=epsilon, delta=1e-4, cost=cost)
     plan = fb.plan(problem, budget, PRICES)
     google = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
-    run = plan.gradients(device, num_samples=problem.num_samples[device])
-    google.compose(dp_event(run))
+    google.compose(dp_event(plan.gradients_of(device)))
     # Its distribution is discretised upwards, by up to 1e-4 in epsilon.
     assert 0.99 * epsilon <= google.get_epsilon(1e-4) <= epsilon + 2e-4
 
@@ -221,6 +220,56 @@ def test_what_is_given_is_kept() -> None:
     assert (uniform.weights == 1 / 16).all()
 
 
+def test_a_private_measurement_and_sampling_stay_within_budget() -> None:
+    measured = fb.Constant(value=0.2, source="measured privately", mu=0.1)
+    problem = fb.Problem(num_samples=[800, 1600], dim=10).with_constants(
+        smoothness=measured
+    )
+    budget = fb.Budget(epsilon=1.0, delta=1e-5, cost=500)
+    plan = fb.plan(problem, budget, PRICES, accountant="pld", batch_size=[50, 200])
+    for device in range(2):
+        google = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+        google.compose(dp_event(plan.gradients_of(device)))
+        google.compose(dp_accounting.GaussianDpEvent(2 / 0.1))
+        assert 0.98 <= google.get_epsilon(1e-5) <= 1.0 + 2e-4
+
+
+def test_a_claim_that_the_noise_does_not_keep_is_refused() -> None:
+    plain = fb.plan(ADULT, BUDGET, PRICES).to_dict()
+    for changes, message in (
+        (
+            {"noise_std": [1e-9] * 16},
+            "would spend epsilon .* not 4 as this plan claims",
+        ),
+        ({"rounds": 2 * plain["rounds"]}, "plan claims"),
+        ({"delta": [2.0] * 16}, "delta must be above 0 and below 1"),
+        ({"weights": [5.0] * 16}, "weights must sum to 1"),
+        ({"weights": 1.0}, "16 entries, but there are 1 weights"),
+        ({"sampling": "lucky"}, "sampling 'lucky' is not known"),
+        ({"accountant": "mine"}, "accountant 'mine' is not known"),
+        ({"batch_size": [64.9] * 16}, "batch_size must be whole numbers"),
+        ({"binding": "privacy"}, "binding must be a list"),
+    ):
+        with pytest.raises(fb.InvalidInputError, match=message):
+            fb.Plan.from_dict({**plain, **changes})
+    with pytest.raises(fb.InvalidInputError, match="device 99 is not there"):
+        fb.plan(ADULT, BUDGET, PRICES).gradients_of(99)
+
+
+def test_a_dear_sample_still_leaves_an_affordable_batch() -> None:
+    prices = fb.Prices(communication=100, computation=1, computation_per_sample=1)
+    for planner in PLANNERS:
+        plan = fb.plan(ADULT, BUDGET, prices, planner=planner)
+        assert plan.batch_size.max() < 1628
+        check_feasible(plan, ADULT, BUDGET)
+
+
+def test_a_loose_delta_is_pointed_out() -> None:
+    problem = fb.Problem(num_samples=[1_000_000], dim=5)
+    plan = fb.plan(problem, BUDGET, PRICES)
+    assert any("delta 0.0001 is not below one over" in why for why in plan.reasons)
+
+
 class TestBadInput:
     """One line each: the name, the value, the limit, the remedy."""
 
@@ -236,6 +285,9 @@ class TestBadInput:
             ({"batch_size": [9999] * 16}, "9999 of device 0 is above its 1628 samples"),
             ({"learning_rate": 0}, "learning_rate must be above 0"),
             ({"learning_rate": float("nan")}, "learning_rate must be above 0"),
+            ({"batch_size": 9999}, "9999 of device 0 is above its 1628 samples"),
+            ({"learning_rate": [1, 2]}, "learning_rate must be one number"),
+            ({"learning_rate": 100}, "every plan diverges: take at most 7.6"),
             ({"learning_rate": 5, "planner": "paper"}, "take at most 4"),
             ({"learning_rate": 5, "planner": "bound"}, "take at most 4"),
         ],

@@ -5,7 +5,7 @@ from typing import cast
 import numpy as np
 
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, within
+from fedbudget.checks import Array, whole, within
 from fedbudget.data import Dataset, Part
 from fedbudget.devices.kernels import run_rounds
 from fedbudget.devices.local import Sampling
@@ -44,7 +44,8 @@ class SimulatedDevices:
         participation: float = 1.0,
     ) -> None:
         within("participation", participation, above=0, most=1)
-        self.data, self.seed, self.participation = data, int(seed), participation
+        self.data, self.participation = data, participation
+        self.seed = whole("seed", seed, least=0, most=2**64 - 1)
         self._prices = prices
         self._packed: PackedRows | None = None
         # One ledger for the life of the devices: a second run adds to what they spent.
@@ -69,13 +70,11 @@ class SimulatedDevices:
                 f"{self.data.num_classes}: plan again for these data"
             )
         sizes = self.data.num_samples
-        wrong = plan.batch_size > sizes
-        wrong |= (plan.sampling == "full") & (plan.batch_size != sizes)
-        if wrong.any():
-            m = int(np.argmax(wrong))
+        if (plan.num_samples != sizes).any():
+            m = int(np.argmax(plan.num_samples != sizes))
             raise InvalidInputError(
-                f"the plan has batches of {plan.batch_size[m]} for device {m}, which "
-                f"holds {sizes[m]} rows: plan again for these data"
+                f"the plan is for {plan.num_samples[m]} training rows on device {m}, "
+                f"which holds {sizes[m]}: plan again for these data"
             )
         self._rows(plan.model)
 
@@ -121,13 +120,10 @@ class SimulatedDevices:
             cost = self._prices.run_cost(
                 rounds=1, tau=plan.tau, batch_size=plan.batch_size
             )
-        poisson = plan.sampling == "poisson"
         return Charge(
             steps=plan.tau,
             noise_multiplier=plan.noise_multiplier,
-            sampling_probability=plan.batch_size / self.data.num_samples
-            if poisson
-            else 1.0,
+            sampling_probability=plan.sampling_probability,
             cost=cost,
         )
 

@@ -8,6 +8,7 @@ for choosing and comparing: it keeps no ledgers and writes no record.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -137,29 +138,27 @@ def _cluster(backend: str, address: str | None) -> Iterator[int]:
 
     try:
         if backend == "ray":
-            import ray
-            from ray.util.joblib import register_ray
+            cluster = import_module("ray")
+            import_module("ray.util.joblib").register_ray()
         else:
-            from dask.distributed import Client
+            cluster = import_module("distributed")
     except ImportError:
         raise MissingExtraError(f"backend {backend!r}", backend, backend) from None
     if backend == "ray":
-        started = not ray.is_initialized()
+        started = not cluster.is_initialized()
         if started:
-            ray.init(address=address, include_dashboard=False, log_to_driver=False)
-        register_ray()
+            cluster.init(address=address, include_dashboard=False, log_to_driver=False)
         try:
             with joblib.parallel_config(backend="ray"):
-                yield max(1, int(ray.cluster_resources().get("CPU", 1)))
+                yield max(1, int(cluster.cluster_resources().get("CPU", 1)))
         finally:
             if started:
-                ray.shutdown()
+                cluster.shutdown()
     else:
         local = {} if address else {"dashboard_address": None, "host": "127.0.0.1"}
-        with Client(address, **local) as client:
-            cores = sum(client.ncores().values())
+        with cluster.Client(address, **local) as client:
             with joblib.parallel_config(backend="dask"):
-                yield max(1, cores)
+                yield max(1, sum(client.ncores().values()))
 
 
 def _measure(data: Dataset, loss: Loss, theta: Array) -> dict[str, Array]:

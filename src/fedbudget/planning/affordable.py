@@ -61,14 +61,29 @@ def affordable_pairs(
     """
     check_one_round(budget, prices, batch_size=batch_size)
     most = max_rounds(budget, prices, tau=1, batch_size=batch_size)
-    spaced = np.geomspace(1, most, num=1 + int(np.log(most) / np.log(1.4)))
+    spaced = np.geomspace(1, most, num=1 + int(np.log(most) / np.log(1.6)))
     pairs = []
     for rounds in sorted({*range(1, min(most, 10) + 1), *map(int, spaced), most}):
         tau = longest_tau(budget, prices, rounds=rounds, batch_size=batch_size)
         while tau >= 1:
             pairs.append((tau, rounds))
-            tau = min(tau - 1, int(0.75 * tau))
+            tau = min(tau - 1, int(0.7 * tau))
     return pairs
+
+
+def pairs_near(
+    budget: Budget, prices: Prices, *, tau: int, rounds: int, batch_size: ArrayLike
+) -> list[tuple[int, int]]:
+    """Return affordable pairs around one, among them those on the budget's edge."""
+    counts = {rounds + change for change in (-2, -1, 0, 1, 2)}
+    counts |= {int(rounds * factor) for factor in (0.7, 0.8, 0.9, 1.1, 1.25, 1.4)}
+    pairs = set()
+    for count in sorted(counts):
+        if count > 0:
+            longest = longest_tau(budget, prices, rounds=count, batch_size=batch_size)
+            taus = {longest, *np.rint(tau * np.linspace(0.7, 1.4, 9)).astype(int)}
+            pairs |= {(int(near), count) for near in taus if 0 < near <= longest}
+    return sorted(pairs)
 
 
 def check_one_round(budget: Budget, prices: Prices, *, batch_size: ArrayLike) -> None:

@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 
 from fedbudget.checks import Array, floats
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError, MissingExtraError
-from fedbudget.planning.affordable import MAX_STEPS, affordable_pairs, max_rounds
+from fedbudget.planning.affordable import (
+    MAX_STEPS,
+    affordable_pairs,
+    max_rounds,
+    pairs_near,
+)
 from fedbudget.planning.choices import Choice, Setting
 from fedbudget.planning.weighting import target_weights
 from fedbudget.problem import Problem
@@ -72,7 +77,7 @@ def largest_rate(problem: Problem, tau: float) -> float:
 def choose_paper(setting: Setting) -> Choice:
     """Relax, minimise over K, round without overspending (paper: control-model-3)."""
     problem = setting.problem
-    batch = _batch(setting)
+    batch = setting.batches()[0]  # full ones, if they can be paid for: erratum 9
     eta = setting.learning_rate or largest_rate(problem, _PAPER_TAU)
     _check_rate(problem, eta)
     weights = target_weights(problem, setting.weights)
@@ -108,26 +113,36 @@ def choose_paper(setting: Setting) -> Choice:
 def choose_bound(setting: Setting) -> Choice:
     """Search whole numbers for the lowest sound bound (paper: control-model-2)."""
     problem = setting.problem
-    batch = _batch(setting)
+    batch = setting.batches()[0]  # full ones, if they can be paid for: erratum 9
     weights = target_weights(problem, setting.weights)
     variance = _variances(setting, weights, batch)
     if setting.learning_rate is not None:
         _check_rate(problem, setting.learning_rate)
-    best = (np.inf, 0, 0, 0.0)
-    for tau, rounds in affordable_pairs(
-        setting.budget, setting.prices, batch_size=batch
-    ):
-        limit = largest_rate(problem, tau)
-        given = setting.learning_rate
-        rates = (
-            limit * np.geomspace(1e-3, 1, 40) if given is None else np.array([given])
+    budget, prices, given = setting.budget, setting.prices, setting.learning_rate
+
+    def lowest(pairs: list[tuple[int, int]]) -> tuple[float, int, int, float]:
+        best = (np.inf, 0, 0, 0.0)
+        for tau, rounds in pairs:
+            limit = largest_rate(problem, tau)
+            rates = limit * np.geomspace(1e-3, 1, 40)
+            if given is not None:
+                rates = np.array([given])
+            if rates[-1] <= limit:
+                steps = np.array(float(tau * rounds))
+                floors = noise_floor(problem, tau, rates, variance(float(steps)))
+                bounds = sound_bound(problem, steps, rates, floors)
+                at = int(np.argmin(bounds))
+                best = min(best, (float(bounds[at]), tau, rounds, float(rates[at])))
+        return best
+
+    best = lowest(affordable_pairs(budget, prices, batch_size=batch))
+    while True:  # walk downhill: the grid is coarse where there are many rounds
+        near = lowest(
+            pairs_near(budget, prices, tau=best[1], rounds=best[2], batch_size=batch)
         )
-        if rates[-1] <= limit:
-            steps = np.array(float(tau * rounds))
-            floors = noise_floor(problem, tau, rates, variance(float(steps)))
-            bounds = sound_bound(problem, steps, rates, floors)
-            index = int(np.argmin(bounds))
-            best = min(best, (float(bounds[index]), tau, rounds, float(rates[index])))
+        if near[0] >= best[0] * (1 - 1e-9):
+            break
+        best = near
     loss, tau, rounds, eta = best
     return Choice(
         tau=tau,
@@ -137,18 +152,13 @@ def choose_bound(setting: Setting) -> Choice:
         weights=weights,
         predicted_loss=loss,
         reasons=(
-            f"tau = {tau}, rounds = {rounds} have the lowest bound of the whole "
+            f"tau = {tau}, rounds = {rounds} have the lowest bound found among whole "
             "numbers that the cost budget pays for",
             f"learning rate {eta:.3g}: {_origin(setting, f'tau = {tau}')}",
-            "predicted loss is an upper bound that holds for i.i.d. devices",
+            "predicted loss is an upper bound for i.i.d. devices whose loss is as "
+            f"strongly convex as {problem.constants['strong_convexity']}",
         ),
     )
-
-
-def _batch(setting: Setting) -> NDArray[np.int64]:
-    # The paper never says what X_m is (erratum 9): full batches need the least noise.
-    given = setting.batch_size
-    return setting.problem.num_samples if given is None else given
 
 
 def _origin(setting: Setting, where: str) -> str:

@@ -1,14 +1,15 @@
 """From what a planner chose to a plan: noise calibrated, costs added, all checked."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, floats, whole, within
+from fedbudget.checks import Array, floats, per_device, whole, within
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
+from fedbudget.planning.affordable import MAX_STEPS, check_one_round, max_rounds
 from fedbudget.planning.plans import Plan
 from fedbudget.privacy import GDP, Accountant, NoisyGradients
 from fedbudget.problem import Problem
@@ -22,7 +23,9 @@ class Setting:
     budget: Budget
     prices: Prices
     accountant: Accountant
+    unit_multiplier: Array  # of one step without sampling: see `unit_multiplier`
     weights: str = "auto"
+    sampled_excess: float = 1.0  # noise of sampled steps over its limit for many
     batch_size: NDArray[np.int64] | None = None  # given by the user, or planned
     learning_rate: float | None = None  # given by the user, or planned
 
@@ -38,49 +41,83 @@ class Setting:
             return np.ones(1)
         return np.asarray(batch_size / self.problem.num_samples)
 
-    @cached_property
-    def unit_multiplier(self) -> Array:
-        """Noise multiplier of each device for a run of one step without sampling."""
-        plain = GDP if self.accountant.name == "pld" else self.accountant
-        return plain.noise_multiplier(
-            epsilon=self.budget.epsilon,
-            delta=self.budget.delta,
-            steps=1,
-            prior_mu=self.problem.prior_mu,
-        )
-
     def unit_noise(self, batch_size: NDArray[np.int64]) -> Array:
         """Return each device's noise for one step; K steps take sqrt(K) times that.
 
         For sampled batches this is the limit for many steps, where sampling a share of
-        the rows needs the noise of all of them (Dong, Roth and Su 2022, Cor. 5.4): good
-        enough to compare candidates, and calibrated for good in `complete`.
+        the rows needs the noise of all of them (Dong, Roth and Su 2022, Cor. 5.4),
+        times `sampled_excess`; the plan's own noise is calibrated in `complete`.
         """
-        poisson = self.sampling(batch_size) == "poisson"
-        rows = self.problem.num_samples if poisson else batch_size
-        return self.unit_multiplier * self.problem["lipschitz"] / rows
+        if self.sampling(batch_size) == "poisson":
+            rows, factor = self.problem.num_samples, self.sampled_excess
+        else:
+            rows, factor = batch_size, 1.0
+        return self.unit_multiplier * (factor * self.problem["lipschitz"]) / rows
+
+    def batches(self) -> list[NDArray[np.int64]]:
+        """Return the batch sizes to try, affordable ones only, largest first.
+
+        Smaller ones than all samples are tried only where samples have a price.
+        """
+        if self.batch_size is not None:
+            return [self.batch_size]
+        sizes = self.problem.num_samples
+        priced = bool(np.any(floats(self.prices.computation_per_sample) > 0))
+        options = [np.maximum(1, sizes >> (2 * k)) for k in range(6 if priced else 1)]
+        found = [
+            option
+            for option in options
+            if max_rounds(self.budget, self.prices, tau=1, batch_size=option) > 0
+        ]
+        if not found:
+            check_one_round(self.budget, self.prices, batch_size=options[-1])
+        return found
 
     def with_more(self, *, epsilon: float = 0.0, cost: float = 0.0) -> "Setting":
         """Return the setting with these shares more of the budgets.
 
-        Of cost, at least one more round. The noise is scaled as for the median device,
-        so that a large fleet is not calibrated again.
+        Of cost, at least one more round.
         """
         old, prices = self.budget, self.prices
-        one = prices.run_cost(rounds=1, tau=1, batch_size=self.problem.num_samples)
+        batch = self.problem.num_samples if self.batch_size is None else self.batch_size
+        one = prices.run_cost(rounds=1, tau=1, batch_size=batch)
         added = np.maximum(cost * floats(old.cost), one) if cost > 0 else 0.0
         budget = Budget(
             epsilon=floats(old.epsilon) * (1 + epsilon),
             delta=old.delta,
             cost=floats(old.cost) + added,
         )
-        more = replace(self, budget=budget)
-        medians = np.median(floats(old.epsilon)) * np.array([1.0, 1 + epsilon])
-        noise = GDP.noise_multiplier(
-            epsilon=medians, delta=np.median(floats(old.delta)), steps=1
+        multiplier = self.unit_multiplier
+        if epsilon > 0:
+            multiplier = unit_multiplier(self.problem, budget, self.accountant)
+        return replace(self, budget=budget, unit_multiplier=multiplier)
+
+
+def unit_multiplier(problem: Problem, budget: Budget, accountant: Accountant) -> Array:
+    """Return each device's noise multiplier for one step without sampling.
+
+    Raises:
+        InfeasibleBudgetError: A device has no privacy left to spend.
+    """
+    plain = GDP if accountant.name == "pld" else accountant
+    found = plain.noise_multiplier(
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        steps=1,
+        prior_mu=problem.prior_mu,
+    )
+    left = np.isfinite(np.atleast_1d(found))
+    if not left.all():
+        device = int(np.argmax(~left))
+        spent = float(problem.prior_mu[device])
+        raise InfeasibleBudgetError(
+            f"device {device} has no privacy left: measuring constants cost it "
+            f"mu={spent:g}, its whole epsilon: raise the budget or assume the constants"
+            if spent > 0
+            else f"the privacy budget of device {device} is too small for any noise: "
+            "raise epsilon or delta"
         )
-        vars(more)["unit_multiplier"] = self.unit_multiplier * (noise[1] / noise[0])
-        return more
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,15 +151,7 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
     steps = choice.tau * choice.rounds
     sampling = setting.sampling(choice.batch_size)
     if sampling == "poisson":
-        noise_std = setting.accountant.noise_std(
-            lipschitz=problem["lipschitz"],
-            batch_size=choice.batch_size,
-            epsilon=epsilon,
-            delta=delta,
-            steps=steps,
-            sampling_probability=setting.sampling_probability(choice.batch_size),
-            prior_mu=problem.prior_mu,
-        )
+        noise_std = sampled_noise(setting, choice.batch_size, steps)
     else:
         noise_std = setting.unit_noise(choice.batch_size) * np.sqrt(steps)
     run = NoisyGradients(
@@ -151,11 +180,13 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
         learning_rate=choice.learning_rate,
         momentum=choice.momentum,
         sampling=sampling,
+        num_samples=problem.num_samples,
         batch_size=choice.batch_size,
         noise_std=noise_std,
         weights=choice.weights,
         epsilon=spent,
         delta=delta,
+        prior_mu=problem.prior_mu,
         cost=paid,
         loss=problem.model.name,
         num_classes=problem.model.num_outputs,
@@ -168,8 +199,36 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
         epsilon_price=worth.epsilon_price,
         cost_price=worth.cost_price,
         binding=worth.binding,
-        reasons=(*choice.reasons, worth.reason),
+        reasons=(*choice.reasons, worth.reason, *_cautions(setting, choice)),
     )
+
+
+def sampled_noise(setting: Setting, batch_size: NDArray[np.int64], steps: int) -> Array:
+    """Calibrate the noise of Poisson-sampled batches for good."""
+    epsilon, delta, _ = setting.budget.per_device(setting.problem.num_devices)
+    return setting.accountant.noise_std(
+        lipschitz=setting.problem["lipschitz"],
+        batch_size=batch_size,
+        epsilon=epsilon,
+        delta=delta,
+        steps=steps,
+        sampling_probability=setting.sampling_probability(batch_size),
+        prior_mu=setting.problem.prior_mu,
+    )
+
+
+def _cautions(setting: Setting, choice: Choice) -> Iterator[str]:
+    """Say what a reader should know before trusting the plan."""
+    if choice.tau * choice.rounds > 0.9 * MAX_STEPS:
+        yield f"the search ends at {MAX_STEPS} steps: more might be better"
+    delta = per_device("delta", setting.budget.delta, setting.problem.num_devices)
+    many = delta * setting.problem.num_samples >= 1
+    if many.any():
+        m = int(np.argmax(many))
+        yield (
+            f"delta {delta[m]:g} is not below one over the samples of device {m}, "
+            f"{setting.problem.num_samples[m]}: it would allow to publish one of them"
+        )
 
 
 def check_batch_size(problem: Problem, batch_size: object) -> NDArray[np.int64] | None:
@@ -184,22 +243,12 @@ def check_batch_size(problem: Problem, batch_size: object) -> NDArray[np.int64] 
             f"batch_size has {len(sizes)} values but there are {problem.num_devices} "
             "devices: give one number, or one per device"
         )
-    if len(sizes) > 1 and (sizes > problem.num_samples).any():
-        device = int(np.argmax(sizes > problem.num_samples))
+    above = sizes > problem.num_samples
+    if above.any() if len(sizes) > 1 else above.all():
+        device = int(np.argmax(above))
+        sizes = np.broadcast_to(sizes, above.shape)
         raise InvalidInputError(
             f"batch_size {sizes[device]:g} of device {device} is above its "
             f"{problem.num_samples[device]} samples: lower it"
         )
     return np.minimum(sizes, problem.num_samples).astype(np.int64)
-
-
-def check_budget_left(setting: Setting) -> None:
-    """Raise where measuring constants has already spent a device's privacy."""
-    left = np.isfinite(np.atleast_1d(setting.unit_multiplier))
-    if not left.all():
-        device = int(np.argmax(~left))
-        raise InfeasibleBudgetError(
-            f"device {device} has no privacy left: measuring constants cost it "
-            f"mu={setting.problem.prior_mu[device]:g}, its whole epsilon: raise the "
-            "budget or assume the constants"
-        )

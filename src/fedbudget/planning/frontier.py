@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array, floats, within
-from fedbudget.errors import InfeasibleBudgetError
+from fedbudget.planning.affordable import max_rounds
 from fedbudget.planning.planner import plan
 from fedbudget.planning.plans import Plan
 from fedbudget.problem import Problem
@@ -114,10 +114,9 @@ def frontier(
         row: list[Plan | None] = []
         for cost in cost_axis:
             budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
-            try:
-                row.append(plan(problem, budget, prices, **how))
-            except InfeasibleBudgetError:
-                row.append(None)
+            batch = 1 if how.get("batch_size") is None else how["batch_size"]
+            pays = max_rounds(budget, prices, tau=1, batch_size=batch) > 0
+            row.append(plan(problem, budget, prices, **how) if pays else None)
             if on_point is not None:
                 on_point()
         rows.append(tuple(row))

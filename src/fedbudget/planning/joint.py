@@ -5,14 +5,15 @@ nothing is rounded afterwards, and no private row is read.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.checks import Array, floats
-from fedbudget.planning.affordable import affordable_pairs, longest_tau
-from fedbudget.planning.choices import Choice, Setting
+from fedbudget.checks import Array
+from fedbudget.errors import InvalidInputError
+from fedbudget.planning.affordable import affordable_pairs, pairs_near
+from fedbudget.planning.choices import Choice, Setting, sampled_noise
 from fedbudget.planning.spectral import Response, Schedule, Spectrum, respond
 from fedbudget.planning.weighting import (
     Weighting,
@@ -56,10 +57,15 @@ class Found:
 def choose_joint(setting: Setting) -> Choice:
     """Return the affordable choice with the lowest predicted loss."""
     spectrum = Spectrum.of(setting.problem)
-    options = [_candidates(setting, batch) for batch in _batches(setting)]
-    found = [_search(setting, spectrum, option) for option in options]
-    best = min(range(len(found)), key=lambda index: found[index].loss)
-    chosen, option = found[best], options[best]
+    chosen, option = _best_batch(setting, spectrum)
+    if setting.sampling(option.batch_size) == "poisson":
+        # Few steps need more noise than the limit for many: measure how much more at
+        # the candidate, and search once more with that.
+        steps = chosen.tau * chosen.rounds
+        real = np.median(sampled_noise(setting, option.batch_size, steps))
+        limit = np.median(np.sqrt(option.variance * steps))
+        setting = replace(setting, sampled_excess=float(real / limit))
+        chosen, option = _best_batch(setting, spectrum)
     weights = balanced(chosen.kappa, option.target, option.variance)
     return Choice(
         tau=chosen.tau,
@@ -73,16 +79,12 @@ def choose_joint(setting: Setting) -> Choice:
     )
 
 
-def _batches(setting: Setting) -> Iterator[NDArray[np.int64]]:
-    """Yield the batch sizes to try: smaller ones only where samples have a price."""
-    sizes = setting.problem.num_samples
-    if setting.batch_size is not None:
-        yield setting.batch_size
-        return
-    yield sizes
-    if np.any(floats(setting.prices.computation_per_sample) > 0):
-        for halvings in range(1, 8):
-            yield np.maximum(1, sizes >> halvings)
+def _best_batch(setting: Setting, spectrum: Spectrum) -> tuple[Found, Candidates]:
+    """Return the best candidate over all batch sizes; the larger batch wins ties."""
+    options = [_candidates(setting, batch) for batch in setting.batches()]
+    found = [_search(setting, spectrum, option) for option in options]
+    best = min(range(len(found)), key=lambda index: found[index].loss)
+    return found[best], options[best]
 
 
 def _candidates(setting: Setting, batch_size: NDArray[np.int64]) -> Candidates:
@@ -108,20 +110,15 @@ def _search(setting: Setting, spectrum: Spectrum, option: Candidates) -> Found:
     budget, batch = setting.budget, option.batch_size
     coarse = affordable_pairs(budget, setting.prices, batch_size=batch)
     best = _score(setting, spectrum, option, coarse, rates, _MOMENTA)
-    fine = set()
-    for rounds in {best.rounds + change for change in (-2, -1, 0, 1, 2)}:
-        if rounds > 0:
-            longest = longest_tau(
-                budget, setting.prices, rounds=rounds, batch_size=batch
-            )
-            taus = {longest, *np.rint(best.tau * np.linspace(0.75, 1.3, 9)).astype(int)}
-            fine |= {(int(tau), rounds) for tau in taus if 0 < tau <= longest}
+    fine = pairs_near(
+        budget, setting.prices, tau=best.tau, rounds=best.rounds, batch_size=batch
+    )
     if given is None:
         rates = np.unique(
             np.minimum(best.learning_rate * np.geomspace(0.6, 1.7, 9), limit)
         )
     momenta = np.clip(np.round(best.momentum + np.linspace(-0.2, 0.2, 9), 2), 0, 0.9)
-    refined = _score(setting, spectrum, option, sorted(fine), rates, momenta)
+    refined = _score(setting, spectrum, option, fine, rates, momenta)
     return min(best, refined, key=lambda found: found.loss)
 
 
@@ -140,14 +137,22 @@ def _score(
 ) -> Found:
     """Return the best of all combinations; the cheapest among those as good as it."""
     schedule = _combine(pairs, rates, np.unique(momenta))
-    response = respond(
-        spectrum, schedule, variance=setting.problem["gradient_variance"]
-    )
     steps = schedule.tau * schedule.rounds
-    # The weights that suit a candidate depend on its noise: try every weighting.
-    parts = _parts(setting, response, steps, option.weighting)
-    loss = np.sum(list(parts.values()), axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverging plan may be tried
+        response = respond(
+            spectrum, schedule, variance=setting.problem["gradient_variance"]
+        )
+        # The weights that suit a candidate depend on its noise: try every weighting.
+        parts = _parts(setting, response, steps, option.weighting)
+    loss = np.nan_to_num(np.sum(list(parts.values()), axis=0), nan=np.inf)
     best = loss.min(axis=1)
+    # Ten times worse than not training at all: no plan with this rate is one.
+    if not best.min() < 10 * setting.problem["initial_gap"]:
+        raise InvalidInputError(
+            f"with learning_rate {rates.min():.6g} every plan diverges: take at most "
+            f"{_largest_rate(setting, spectrum):.3g}, or leave it out to have it "
+            "planned"
+        )
     cost = np.mean(setting.prices.communication) * schedule.rounds
     cost = (
         cost + np.mean(setting.prices.step_cost(batch_size=option.batch_size)) * steps
@@ -214,7 +219,11 @@ def _reasons(
     yield f"predicted excess loss {chosen.loss:.3g}: " + ", ".join(shares)
     limit = _largest_rate(setting, spectrum)
     if setting.learning_rate is not None:
-        yield f"learning rate {chosen.learning_rate:.3g}: given"
+        above = f", above {limit:.3g}: local steps may not be stable"
+        yield (
+            f"learning rate {chosen.learning_rate:.3g}: given"
+            f"{above if chosen.learning_rate > limit else ''}"
+        )
     elif chosen.learning_rate > 0.9 * limit:
         yield (
             f"learning rate {chosen.learning_rate:.3g}: about the largest stable one; "

@@ -1,6 +1,7 @@
 """One function to plan with, and three planners behind it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -8,15 +9,15 @@ from numpy.typing import ArrayLike
 
 from fedbudget.budget import Budget, Prices, check_devices
 from fedbudget.checks import choice, within
-from fedbudget.planning.affordable import check_one_round
+from fedbudget.errors import InvalidInputError
 from fedbudget.planning.bounds import choose_bound, choose_paper
 from fedbudget.planning.choices import (
     Choice,
     Setting,
     Worth,
     check_batch_size,
-    check_budget_left,
     complete,
+    unit_multiplier,
 )
 from fedbudget.planning.joint import choose_joint
 from fedbudget.planning.plans import Plan
@@ -75,30 +76,47 @@ def plan(
     """
     choice("planner", planner, tuple(PLANNERS))
     choice("weights", weights, WEIGHTS)
+    for name, value, kind in (
+        ("problem", problem, Problem),
+        ("budget", budget, Budget),
+        ("prices", prices, Prices),
+    ):
+        if not isinstance(value, kind):
+            raise InvalidInputError(f"{name} must be a {kind.__name__}, got {value!r}")
     check_devices(budget, prices, problem.num_devices)
-    if learning_rate is not None:
-        learning_rate = float(within("learning_rate", learning_rate, above=0))
+    counts_for = accountant_named(accountant)
     setting = Setting(
         problem=problem,
         budget=budget,
         prices=prices,
-        accountant=accountant_named(accountant),
+        accountant=counts_for,
+        unit_multiplier=unit_multiplier(problem, budget, counts_for),
         weights=weights,
         batch_size=check_batch_size(problem, batch_size),
-        learning_rate=learning_rate,
+        learning_rate=_checked_rate(learning_rate),
     )
-    check_budget_left(setting)
-    smallest_batch = 1 if setting.batch_size is None else setting.batch_size
-    check_one_round(budget, prices, batch_size=smallest_batch)
     chosen = PLANNERS[planner](setting)
     worth = _worth(setting, chosen, PLANNERS[planner])
     return complete(setting, chosen, worth, planner=planner)
 
 
+def _checked_rate(learning_rate: float | None) -> float | None:
+    if learning_rate is None:
+        return None
+    rate = within("learning_rate", learning_rate, above=0)
+    if not isinstance(rate, float):
+        raise InvalidInputError(f"learning_rate must be one number, got {rate}")
+    return rate
+
+
 def _worth(
     setting: Setting, chosen: Choice, planner: Callable[[Setting], Choice]
 ) -> Worth:
-    """Plan again with a bit more of each budget, and see what that saves."""
+    """Plan again with a bit more of each budget, and see what that saves.
+
+    The batch stays as chosen: what is asked is what the budget is worth to this plan.
+    """
+    setting = replace(setting, batch_size=chosen.batch_size)
     with_epsilon = setting.with_more(epsilon=_MORE)
     with_cost = setting.with_more(cost=_MORE)
     # A larger budget allows all that a smaller one does: what it saves is not negative.

@@ -6,14 +6,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.checks import Array, whole, within
+from fedbudget.checks import Array, choice, whole, within
 from fedbudget.errors import InvalidInputError
 from fedbudget.models import Loss, loss_named
-from fedbudget.privacy import NoisyGradients, PrivacyStatement
+from fedbudget.privacy import (
+    ACCOUNTANTS,
+    NoisyGradients,
+    PrivacyStatement,
+    accountant_named,
+)
 
 NOT_PRIVATE = "none"  # the accountant of a plan without noise
 
-_ARRAYS = ("batch_size", "noise_std", "weights", "epsilon", "delta", "cost")
+_COUNTS = ("num_samples", "batch_size")
+_REALS = ("noise_std", "weights", "epsilon", "delta", "prior_mu", "cost")
+_SAMPLINGS = ("full", "fixed", "poisson")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,11 +36,13 @@ class Plan:
     learning_rate: float  # eta
     momentum: float  # of the server's averaged update; 0 is the paper's
     sampling: str  # full | fixed (without replacement) | poisson
+    num_samples: NDArray[np.int64]  # N_m, the training rows that the plan is for
     batch_size: NDArray[np.int64]  # X_m
     noise_std: Array  # sigma_m, per coordinate of a mean gradient
     weights: Array  # p_m, in the average; they sum to 1
     epsilon: Array  # spent by the whole run
     delta: Array
+    prior_mu: Array  # spent before the run, as Gaussian DP; epsilon includes it
     cost: Array  # spent by the whole run
     loss: str
     num_classes: int  # scores per row; 1 for logistic, hinge and huber
@@ -53,22 +62,39 @@ class Plan:
         object.__setattr__(self, "rounds", whole("rounds", self.rounds))
         within("learning_rate", self.learning_rate, above=0)
         within("momentum", self.momentum, least=0, below=1)
+        for name in (*_COUNTS, *_REALS):
+            kind = np.int64 if name in _COUNTS else np.float64
+            object.__setattr__(self, name, _array(name, getattr(self, name), kind))
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse numbers that contradict each other or the plan's own promise."""
+        for name in (*_COUNTS, *_REALS):
+            if len(getattr(self, name)) != len(self.weights):
+                raise InvalidInputError(
+                    f"{name} has {len(getattr(self, name))} entries, but there are "
+                    f"{len(self.weights)} weights: give one entry per device"
+                )
+        within("num_samples", self.num_samples, least=1)
         within("batch_size", self.batch_size, least=1)
-        for name in ("noise_std", "weights", "delta", "cost"):
+        within("delta", self.delta, above=0, below=1)
+        for name in ("noise_std", "weights", "prior_mu", "cost"):
             within(name, getattr(self, name), least=0)
+        choice("sampling", self.sampling, _SAMPLINGS)
+        choice("accountant", self.accountant, (*ACCOUNTANTS, NOT_PRIVATE))
         if self.accountant != NOT_PRIVATE:
             within("noise_std", self.noise_std, above=0)
             within("epsilon", self.epsilon, least=0)
-        for name in _ARRAYS:
-            kind = np.int64 if name == "batch_size" else np.float64
-            array = np.array(getattr(self, name), dtype=kind)
-            if array.shape != (len(self.weights),):
-                raise InvalidInputError(
-                    f"{name} has shape {array.shape}, but there are "
-                    f"{len(self.weights)} weights: give one entry per device"
-                )
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
+        if abs(float(self.weights.sum()) - 1) > 1e-6:
+            raise InvalidInputError(
+                f"weights must sum to 1, got {float(self.weights.sum()):g}: divide them"
+            )
+        if (self.batch_size > self.num_samples).any():
+            m = int(np.argmax(self.batch_size > self.num_samples))
+            raise InvalidInputError(
+                f"batch_size {self.batch_size[m]} of device {m} is above its "
+                f"{self.num_samples[m]} samples: lower it"
+            )
 
     @property
     def steps(self) -> int:
@@ -109,18 +135,52 @@ class Plan:
             accountant=self.accountant,
         )
 
-    def gradients(self, device: int, *, num_samples: int) -> NoisyGradients:
-        """Return what one device releases, for an accountant of your own."""
-        poisson = self.sampling == "poisson"
+    @property
+    def sampling_probability(self) -> Array:
+        """q: below 1 only where batches are Poisson-sampled; shape (M,)."""
+        if self.sampling != "poisson":
+            return np.ones(self.num_devices)
+        return np.asarray(self.batch_size / self.num_samples)
+
+    @property
+    def gradients(self) -> NoisyGradients:
+        """What every device releases, for an accountant; `prior_mu` comes on top."""
+        return NoisyGradients(
+            lipschitz=self.lipschitz,
+            batch_size=self.batch_size,
+            noise_std=self.noise_std,
+            steps=self.steps,
+            sampling_probability=self.sampling_probability,
+        )
+
+    def gradients_of(self, device: int) -> NoisyGradients:
+        """Return what one device releases, for `privacy.dp_event`."""
+        if not 0 <= device < self.num_devices:
+            raise InvalidInputError(
+                f"device {device} is not there: choose 0 .. {self.num_devices - 1}"
+            )
         return NoisyGradients(
             lipschitz=self.lipschitz,
             batch_size=float(self.batch_size[device]),
             noise_std=float(self.noise_std[device]),
             steps=self.steps,
-            sampling_probability=self.batch_size[device] / num_samples
-            if poisson
-            else 1.0,
+            sampling_probability=float(self.sampling_probability[device]),
         )
+
+    def check_promise(self) -> None:
+        """Raise if the noise does not keep the epsilon that the plan claims."""
+        if self.accountant == NOT_PRIVATE:
+            return
+        spent = accountant_named(self.accountant).epsilon(
+            self.gradients, delta=self.delta, prior_mu=self.prior_mu
+        )
+        broken = spent > self.epsilon * (1 + 1e-9)
+        if broken.any():
+            m = int(np.argmax(broken))
+            raise InvalidInputError(
+                f"device {m} would spend epsilon {spent[m]:g} with its noise, not "
+                f"{self.epsilon[m]:g} as this plan claims: plan again"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain numbers, strings and lists."""
@@ -135,7 +195,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Plan":
-        """Return the plan that `to_dict` described."""
+        """Return the plan that `to_dict` described; its promise is checked again."""
         names = {item.name for item in fields(cls)}
         derived = {"steps", "privacy"}
         if set(plain) - derived != names:
@@ -145,6 +205,25 @@ class Plan:
             )
         values = {name: plain[name] for name in names}
         for name in ("binding", "reasons"):
+            if not isinstance(values[name], list):
+                raise InvalidInputError(
+                    f"{name} must be a list of words, got {values[name]!r}"
+                )
             values[name] = tuple(values[name])
         values["epsilon"] = [np.inf if x is None else x for x in values["epsilon"]]
-        return cls(**values)
+        try:
+            plan = cls(**values)
+        except TypeError as error:
+            raise InvalidInputError(f"this is not a plan: {error}") from None
+        plan.check_promise()
+        return plan
+
+
+def _array(name: str, value: Any, kind: type) -> NDArray[Any]:
+    """Return a read-only array of its own."""
+    checked = np.atleast_1d(np.asarray(value, dtype=np.float64))
+    if kind is np.int64 and np.any(checked != np.floor(checked)):
+        raise InvalidInputError(f"{name} must be whole numbers, got {value}")
+    array: NDArray[Any] = checked.astype(kind)
+    array.setflags(write=False)
+    return array

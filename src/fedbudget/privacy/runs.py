@@ -1,6 +1,7 @@
 """A run of noisy gradients, what an epsilon of it promises, and it as an event."""
 
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,10 @@ class NoisyGradients:
         for name in ("lipschitz", "batch_size", "noise_std", "steps"):
             within(name, getattr(self, name), above=0)
         within("sampling_probability", self.sampling_probability, above=0, most=1)
+        if np.any(floats(self.steps) != np.floor(floats(self.steps))):
+            raise InvalidInputError(
+                f"steps must be whole numbers, got {self.steps!r}: round them up"
+            )
 
     @property
     def noise_multiplier(self) -> Array:
@@ -62,10 +67,17 @@ class PrivacyStatement:
         if self.epsilon == np.inf:
             return "NOT PRIVATE: no noise was added, and nothing is promised"
         return (
-            f"({self.epsilon:.6g}, {self.delta:.3g})-differential privacy for "
+            f"({_up(self.epsilon, 6)}, {_up(self.delta, 4)})-differential privacy for "
             f"{self.unit} ({self.adjacency}) against {self.adversary}; "
             f"accountant {self.accountant}"
         )
+
+
+def _up(value: float, digits: int) -> str:
+    """Show a number with a few digits, rounded up: a promise may not grow by it."""
+    exact = Decimal(repr(value))  # 0.0001, not the 0.000100000000000000005 it is
+    step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"
 
 
 def dp_event(run: NoisyGradients) -> Any:

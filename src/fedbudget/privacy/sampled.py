@@ -14,6 +14,9 @@ from fedbudget.privacy.runs import NoisyGradients, dp_accounting_or_raise, dp_ev
 # Noise multiplier, sampling probability, and how many steps (none is fine).
 SampledSteps: TypeAlias = tuple[ArrayLike, ArrayLike, ArrayLike]
 
+_PRECISION = 1e-4  # of a calibrated noise multiplier, as a share of it
+_MOST_STEPS = 1 << 20  # beyond a million steps `max_steps` stops looking
+
 
 class PldAccountant(Accountant):
     """Poisson-sampled batches, by dp-accounting's privacy loss distributions.
@@ -99,12 +102,15 @@ def _pld_epsilon(delta: float, prior: float, *runs: float) -> float:
     if not described and prior == 0:
         return 0.0
     mu = math.hypot(prior, *(float(run.mu) for run in described))
-    accountant = _pld_accountant(float(GDP.epsilon_from_mu(mu, delta)))
+    unsampled = float(GDP.epsilon_from_mu(mu, delta))
+    accountant = _pld_accountant(unsampled)
     for run in described:
         accountant.compose(dp_event(run))
     if prior > 0:
         accountant.compose(dp_accounting.GaussianDpEvent(2 / prior))
-    return float(accountant.get_epsilon(delta))
+    # Counting every sample into every step is valid too, and better at tiny deltas,
+    # which the distribution's truncated tails cannot resolve.
+    return min(float(accountant.get_epsilon(delta)), unsampled)
 
 
 def _pld_accountant(largest: float) -> Any:
@@ -120,27 +126,31 @@ def _pld_accountant(largest: float) -> Any:
 def _pld_noise_multiplier(
     epsilon: float, probability: float, steps: float, delta: float, prior: float
 ) -> float:
-    """Bisect the noise from above: sampling never needs more than no sampling."""
+    """Find the root from above: sampling never needs more noise than no sampling."""
     dp_accounting_or_raise()
+    from scipy import optimize
 
-    def spent(multiplier: float) -> float:
-        return _pld_epsilon(delta, prior, multiplier, probability, steps)
+    def excess(log_multiplier: float) -> float:
+        multiplier = math.exp(log_multiplier)
+        spent = _pld_epsilon(delta, prior, multiplier, probability, steps)
+        return math.log(max(spent, 1e-12) / epsilon)
 
-    high = float(
+    most = float(
         GDP.noise_multiplier(epsilon=epsilon, delta=delta, steps=steps, prior_mu=prior)
     )
-    if not math.isfinite(high):
-        return high
-    # Losses are discretised pessimistically: at q = 1 that may ask for a hair more.
-    while spent(high) > epsilon:
-        high *= 1.001
-    low = high / 2
-    while low > 1e-3 * high and spent(low) <= epsilon:
-        high, low = low, low / 2
-    while high > low * (1 + 1e-4):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
-    return high
+    if not math.isfinite(most):
+        return most
+    high = math.log(most)
+    # In the limit of many steps, a share q of the rows needs a share q of the noise.
+    low = high + math.log(probability) - 0.1
+    while excess(low) <= 0:
+        high, low = low, low - 1
+    if high - low < _PRECISION:
+        return math.exp(high)
+    root = optimize.brentq(excess, low, high, xtol=_PRECISION / 2)
+    while excess(root) > 0 and root < high:  # on the private side of the root
+        root += _PRECISION / 2
+    return math.exp(min(root, high))
 
 
 def _pld_max_steps(
@@ -152,9 +162,9 @@ def _pld_max_steps(
     if not affordable(1):
         return 0.0
     low, high = 1, 2
-    while affordable(high):
+    while high < _MOST_STEPS and affordable(high):
         low, high = high, 2 * high
-    while high - low > 1:
+    while high - low > 1 and high < _MOST_STEPS:
         middle = (low + high) // 2
         low, high = (middle, high) if affordable(middle) else (low, middle)
     return float(low)
