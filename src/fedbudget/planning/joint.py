@@ -147,7 +147,8 @@ def _score(
     loss = np.nan_to_num(np.sum(list(parts.values()), axis=0), nan=np.inf)
     best = loss.min(axis=1)
     # Ten times worse than not training at all: no plan with this rate is one.
-    if not best.min() < 10 * setting.problem["initial_gap"]:
+    given = setting.learning_rate is not None
+    if given and not best.min() < 10 * setting.problem["initial_gap"]:
         raise InvalidInputError(
             f"with learning_rate {rates.min():.6g} every plan diverges: take at most "
             f"{_largest_rate(setting, spectrum):.3g}, or leave it out to have it "
@@ -217,6 +218,11 @@ def _reasons(
     shares = [f"{share / chosen.loss:.0%} {name}" for name, share in parts]
     shares = [share for share in shares if not share.startswith("0%")]
     yield f"predicted excess loss {chosen.loss:.3g}: " + ", ".join(shares)
+    if (
+        chosen.loss
+        > setting.problem["initial_gap"] * setting.problem["learnable_share"]
+    ):
+        yield "that is no better than not training at all: raise epsilon"
     limit = _largest_rate(setting, spectrum)
     if setting.learning_rate is not None:
         above = f", above {limit:.3g}: local steps may not be stable"
