@@ -151,7 +151,15 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
     steps = choice.tau * choice.rounds
     sampling = setting.sampling(choice.batch_size)
     if sampling == "poisson":
-        noise_std = sampled_noise(setting, choice.batch_size, steps)
+        noise_std = setting.accountant.noise_std(
+            lipschitz=problem["lipschitz"],
+            batch_size=choice.batch_size,
+            epsilon=epsilon,
+            delta=delta,
+            steps=steps,
+            sampling_probability=setting.sampling_probability(choice.batch_size),
+            prior_mu=problem.prior_mu,
+        )
     else:
         noise_std = setting.unit_noise(choice.batch_size) * np.sqrt(steps)
     run = NoisyGradients(
@@ -203,18 +211,24 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
     )
 
 
-def sampled_noise(setting: Setting, batch_size: NDArray[np.int64], steps: int) -> Array:
-    """Calibrate the noise of Poisson-sampled batches for good."""
-    epsilon, delta, _ = setting.budget.per_device(setting.problem.num_devices)
-    return setting.accountant.noise_std(
-        lipschitz=setting.problem["lipschitz"],
-        batch_size=batch_size,
-        epsilon=epsilon,
-        delta=delta,
-        steps=steps,
-        sampling_probability=setting.sampling_probability(batch_size),
-        prior_mu=setting.problem.prior_mu,
+def sampled_excess(
+    setting: Setting, batch_size: NDArray[np.int64], steps: int
+) -> float:
+    """Return the noise of sampled steps over its limit for many, on a middle device."""
+    device = int(
+        np.argsort(batch_size / setting.problem.num_samples)[len(batch_size) // 2]
     )
+    epsilon, delta, _ = setting.budget.per_device(setting.problem.num_devices)
+    q = float(setting.sampling_probability(batch_size)[device])
+    prior = float(setting.problem.prior_mu[device])
+    ask = {
+        "epsilon": epsilon[device],
+        "delta": delta[device],
+        "steps": steps,
+        "prior_mu": prior,
+    }
+    real = setting.accountant.noise_multiplier(sampling_probability=q, **ask)
+    return float(real / (q * GDP.noise_multiplier(**ask)))
 
 
 def _cautions(setting: Setting, choice: Choice) -> Iterator[str]:

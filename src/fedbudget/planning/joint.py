@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError
 from fedbudget.planning.affordable import affordable_pairs, pairs_near
-from fedbudget.planning.choices import Choice, Setting, sampled_noise
+from fedbudget.planning.choices import Choice, Setting, sampled_excess
 from fedbudget.planning.spectral import Response, Schedule, Spectrum, respond
 from fedbudget.planning.weighting import (
     Weighting,
@@ -61,10 +61,8 @@ def choose_joint(setting: Setting) -> Choice:
     if setting.sampling(option.batch_size) == "poisson":
         # Few steps need more noise than the limit for many: measure how much more at
         # the candidate, and search once more with that.
-        steps = chosen.tau * chosen.rounds
-        real = np.median(sampled_noise(setting, option.batch_size, steps))
-        limit = np.median(np.sqrt(option.variance * steps))
-        setting = replace(setting, sampled_excess=float(real / limit))
+        excess = sampled_excess(setting, option.batch_size, chosen.tau * chosen.rounds)
+        setting = replace(setting, sampled_excess=excess)
         chosen, option = _best_batch(setting, spectrum)
     weights = balanced(chosen.kappa, option.target, option.variance)
     return Choice(
