@@ -67,7 +67,7 @@ def affordable_pairs(
         tau = longest_tau(budget, prices, rounds=rounds, batch_size=batch_size)
         while tau >= 1:
             pairs.append((tau, rounds))
-            tau = min(tau - 1, int(0.7 * tau))
+            tau = min(tau - 1, int(0.6 * tau))
     return pairs
 
 

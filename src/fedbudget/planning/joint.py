@@ -28,7 +28,7 @@ STABLE = 1.9
 # Among plans whose predicted losses differ by less than this share, the cheapest wins.
 _TIE = 0.002
 
-_MOMENTA = np.array([0.0, 0.4, 0.7, 0.85])
+_MOMENTA = np.array([0.0, 0.5, 0.8])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,20 +104,26 @@ def _search(setting: Setting, spectrum: Spectrum, option: Candidates) -> Found:
     """Score a coarse grid, then a fine one around its best point."""
     limit = _largest_rate(setting, spectrum)
     given = setting.learning_rate
-    rates = limit * np.geomspace(1e-3, 1, 13) if given is None else np.array([given])
+    rates = limit * np.geomspace(1e-3, 1, 9) if given is None else np.array([given])
     budget, batch = setting.budget, option.batch_size
     coarse = affordable_pairs(budget, setting.prices, batch_size=batch)
     best = _score(setting, spectrum, option, coarse, rates, _MOMENTA)
-    fine = pairs_near(
-        budget, setting.prices, tau=best.tau, rounds=best.rounds, batch_size=batch
-    )
-    if given is None:
-        rates = np.unique(
-            np.minimum(best.learning_rate * np.geomspace(0.6, 1.7, 9), limit)
+    for _ in range(3):  # most searches end after the first
+        fine = pairs_near(
+            budget, setting.prices, tau=best.tau, rounds=best.rounds, batch_size=batch
         )
-    momenta = np.clip(np.round(best.momentum + np.linspace(-0.2, 0.2, 9), 2), 0, 0.9)
-    refined = _score(setting, spectrum, option, fine, rates, momenta)
-    return min(best, refined, key=lambda found: found.loss)
+        if given is None:
+            near = best.learning_rate * np.geomspace(0.5, 2.0, 9)
+            rates = np.unique(np.minimum(near, limit))
+        momenta = np.round(best.momentum + np.linspace(-0.2, 0.2, 9), 2)
+        refined = _score(
+            setting, spectrum, option, fine, rates, np.clip(momenta, 0, 0.9)
+        )
+        gain = 1 - refined.loss / best.loss
+        best = min(best, refined, key=lambda found: found.loss)
+        if gain < _TIE:
+            break
+    return best
 
 
 def _largest_rate(setting: Setting, spectrum: Spectrum) -> float:
