@@ -36,7 +36,7 @@ BUDGET = "--epsilon 4 --cost 1000"
         (f"{FLEET} {BUDGET} --batch-size 0", 2, ("batch_size", "at least 1")),
         (f"{FLEET} {BUDGET} --learning-rate 0", 2, ("learning_rate", "got 0")),
         (f"{FLEET} {BUDGET} --l2 -1", 2, ("l2", "-1")),
-        (f"{FLEET} {BUDGET} --classes 1 --loss softmax", 2, ("2 classes", "1")),
+        (f"{FLEET} {BUDGET} --classes 1 --loss softmax", 2, ("classes", "2", "1")),
         (f"{FLEET} {BUDGET} --classes 3 --loss logistic", 2, ("softmax", "3")),
         (f"plan --samples 5x3 --dim 0 {BUDGET}", 2, ("dim", "got 0")),
         (f"plan --samples 5x3 {BUDGET}", 2, ("--dim",)),

@@ -50,7 +50,7 @@ def test_no_command_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage" in result.out
 
 
-@pytest.mark.parametrize("command", ["plan", "frontier"])
+@pytest.mark.parametrize("command", ["plan", "frontier", "train", "sweep"])
 def test_every_option_has_help_and_a_default(command: str) -> None:
     group = typer.main.get_command(app)
     found = group.commands[command]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The commands, and what becomes of errors."""
+"""All commands in one application, and what becomes of errors."""
 
 import os
 import sys
@@ -8,15 +8,11 @@ from typing import Annotated, Any
 import typer
 
 import fedbudget
-from fedbudget.budget import Budget
-from fedbudget.cli.options import BUDGETS, Question, asks, numbers
-from fedbudget.cli.output import loud_warnings, print_json, progress, say
-from fedbudget.cli.sources import Source, read_source
-from fedbudget.errors import (
-    FedbudgetError,
-    InfeasibleBudgetError,
-    InvalidInputError,
-)
+from fedbudget.cli.output import Stopped, loud_warnings, say
+from fedbudget.cli.planning import frontier, plan
+from fedbudget.cli.sweeping import sweep
+from fedbudget.cli.training import train
+from fedbudget.errors import FedbudgetError, InvalidInputError
 
 REFUSED, BAD_USAGE, STOPPED = 1, 2, 130
 
@@ -48,95 +44,8 @@ def start(
         raise typer.Exit(BAD_USAGE)
 
 
-@app.command()
-@asks
-def plan(
-    question: Question,
-    *,
-    epsilon: Annotated[
-        float,
-        typer.Option(
-            help="Privacy each device may lose in the whole run, no unit; 1 to 10 are "
-            "usual.",
-            show_default=False,
-            rich_help_panel=BUDGETS,
-        ),
-    ],
-    cost: Annotated[
-        float,
-        typer.Option(
-            help="What each device may spend in the whole run, in the prices' unit.",
-            show_default=False,
-            rich_help_panel=BUDGETS,
-        ),
-    ],
-) -> None:
-    """Plan a run within both budgets, before any private row is touched."""
-    budget = Budget(epsilon=epsilon, delta=question.delta, cost=cost)
-    with progress("planning"):
-        source = read_source(question)
-        chosen = fedbudget.plan(source.problem, budget, question.prices, **question.how)
-    if question.json:
-        print_json(chosen.to_dict() | _about(source))
-        return
-    from fedbudget.cli.tables import show_plan  # rich's tables, only where shown
-
-    show_plan(source, budget, chosen)
-
-
-@app.command()
-@asks
-def frontier(
-    question: Question,
-    *,
-    epsilons: Annotated[
-        str,
-        typer.Option(help="Privacy budgets to try, no unit.", rich_help_panel=BUDGETS),
-    ] = "0.5,1,2,4,7,10",
-    costs: Annotated[
-        str | None,
-        typer.Option(
-            help="Cost budgets to try, in the prices' unit. Default: 2 to 10 times the "
-            "price of a round with one step.",
-            show_default=False,
-            rich_help_panel=BUDGETS,
-        ),
-    ] = None,
-) -> None:
-    """Show what more of each budget would buy: the predicted loss over both."""
-    epsilon_axis = numbers("--epsilons", epsilons)
-    cost_axis = None if costs is None else numbers("--costs", costs)
-    with progress("planning for every pair of budgets") as advance:
-        source = read_source(question)
-        found = fedbudget.frontier(
-            source.problem,
-            question.prices,
-            epsilons=epsilon_axis,
-            costs=cost_axis,
-            delta=question.delta,
-            on_point=advance,
-            **question.how,
-        )
-    if not any(any(row) for row in found.plans):
-        raise InfeasibleBudgetError(
-            f"none of the costs up to {found.costs.max():g} pays for one round with "
-            "one step: raise --costs or lower the prices"
-        )
-    if question.json:
-        print_json(found.to_dict() | _about(source))
-        return
-    from fedbudget.cli.tables import show_frontier
-
-    show_frontier(source, found)
-
-
-def _about(source: Source) -> dict[str, object]:
-    """Return what every JSON object says of its data."""
-    constants = {
-        name: {"value": item.value, "source": item.source, "note": item.note}
-        for name, item in source.problem.constants.items()
-    }
-    return {"data": source.line, "constants": constants}
+for command in (plan, frontier, train, sweep):
+    app.command()(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -162,8 +71,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _fail(str(error), REFUSED)
     except MemoryError:
         return _fail("not enough memory: plan for fewer devices or rows", REFUSED)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("stopped", STOPPED)
+    except (Stopped, KeyboardInterrupt, typer.Abort) as stop:
+        say("", str(stop) if isinstance(stop, Stopped) else "stopped", style="bold")
+        return STOPPED
     except OSError as error:
         # What is left to print has nowhere to go, and must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,29 +1,45 @@
-"""The options that every planning command takes, in one place."""
+"""The options that commands share, in one place."""
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from fedbudget.budget import Prices
-from fedbudget.errors import InvalidInputError
 
-BUDGETS, OUTPUT = "Budgets of a device", "Output"
+BUDGETS, RUN, OUTPUT = "Budgets of a device", "Run", "Output"
 _DATA, _TABLE, _SHAPE = "Data by name", "Your own table", "No data at all"
 _PRICES, _PLANNER = "Prices a device pays", "Planner"
+PANELS = (BUDGETS, RUN, _DATA, _TABLE, _SHAPE, _PRICES, _PLANNER, OUTPUT)
+
+Epsilon: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        help="Privacy each device may lose in the whole run, no unit; 1 to 10 are "
+        "usual.",
+        show_default=False,
+        rich_help_panel=BUDGETS,
+    ),
+]
+Cost: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        help="What each device may spend in the whole run, in the prices' unit.",
+        show_default=False,
+        rich_help_panel=BUDGETS,
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What every planning command is asked with; each field is an option."""
+    """What every command is asked with that needs rows; each field is an option."""
 
     data: Annotated[
         str | None,
         typer.Argument(
             help="adult, vehicle (a SYNTHETIC stand-in), or a table: .csv, .csv.gz, "
-            ".parquet. Leave it out with --samples.",
+            ".parquet. Required.",
             show_default=False,
         ),
     ] = None
@@ -105,36 +121,9 @@ class Question:
             rich_help_panel=_TABLE,
         ),
     ] = None
-    samples: Annotated[
-        str | None,
-        typer.Option(
-            help="Training samples of each device: 1628x16, 100,200,300 or 51,1628x3. "
-            "Default: counted in the data.",
-            show_default=False,
-            rich_help_panel=_SHAPE,
-        ),
-    ] = None
-    dim: Annotated[
-        int | None,
-        typer.Option(
-            help="Columns of a sample. Required with --samples.",
-            show_default=False,
-            rich_help_panel=_SHAPE,
-        ),
-    ] = None
-    classes: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of classes, for softmax. Default: 2.",
-            show_default=False,
-            rich_help_panel=_SHAPE,
-        ),
-    ] = None
     communication_price: Annotated[
         float,
-        typer.Option(
-            help="Cost units per round (download and upload).", rich_help_panel=_PRICES
-        ),
+        typer.Option(help="Cost units per round (both ways).", rich_help_panel=_PRICES),
     ] = 100
     computation_price: Annotated[
         float,
@@ -217,7 +206,8 @@ class Question:
     seed: Annotated[
         int,
         typer.Option(
-            help="Seeds how rows are dealt out and split 80/10/10 on every device.",
+            help="Seeds how rows are dealt out and split 80/10/10 on every device, and "
+            "the noise and the batches of a run.",
             rich_help_panel=_PLANNER,
         ),
     ] = 0
@@ -242,40 +232,69 @@ class Question:
         return {name: getattr(self, name) for name in names}
 
 
-def asks(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every option of `Question`, in place of its first argument."""
-    hints = get_type_hints(Question, include_extras=True)
-    shared = [
-        inspect.Parameter(
-            item.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=item.default,
-            annotation=hints[item.name],
-        )
-        for item in fields(Question)
-    ]
+@dataclass(frozen=True, kw_only=True)
+class ShapeQuestion(Question):
+    """What a command is asked with that needs no rows, only their shape."""
 
-    def asked(**values: Any) -> None:
-        question = Question(**{item.name: values.pop(item.name) for item in shared})
-        command(question, **values)
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="adult, vehicle (a SYNTHETIC stand-in), or a table: .csv, .csv.gz, "
+            ".parquet. Leave it out with --samples.",
+            show_default=False,
+        ),
+    ] = None
+    samples: Annotated[
+        str | None,
+        typer.Option(
+            help="Training samples of each device: 1628x16, 100,200,300 or 51,1628x3. "
+            "Default: counted in the data.",
+            show_default=False,
+            rich_help_panel=_SHAPE,
+        ),
+    ] = None
+    dim: Annotated[
+        int | None,
+        typer.Option(
+            help="Columns of a sample. Required with --samples.",
+            show_default=False,
+            rich_help_panel=_SHAPE,
+        ),
+    ] = None
+    classes: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of classes, for softmax. Default: 2.",
+            show_default=False,
+            rich_help_panel=_SHAPE,
+        ),
+    ] = None
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seeds how rows are dealt out and split 80/10/10 on every device.",
+            rich_help_panel=_PLANNER,
+        ),
+    ] = 0
 
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    signature = inspect.Signature([*own, *shared])
-    asked.__name__, asked.__doc__ = command.__name__, command.__doc__
-    asked.__annotations__ = {n: p.annotation for n, p in signature.parameters.items()}
-    asked.__signature__ = signature  # type: ignore[attr-defined]  # typer reads it
-    return asked
 
+@dataclass(frozen=True, kw_only=True)
+class SweepQuestion(Question):
+    """What a sweep is asked with: several planners, and seeds of its own."""
 
-def numbers(name: str, text: str) -> list[float]:
-    """Read a list of numbers, such as ``1,2,4,10``.
-
-    >>> numbers("--epsilons", "1, 2.5")
-    [1.0, 2.5]
-    """
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise InvalidInputError(
-            f"{name} {text!r} is not a list of numbers: write them as 1,2,4,10"
-        ) from None
+    planner: Annotated[
+        str,
+        typer.Option(
+            "--planners",
+            metavar="joint|bound|paper",
+            help="One planner, or several to compare: joint,paper.",
+            rich_help_panel=_PLANNER,
+        ),
+    ] = "joint"
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seeds how rows are dealt out and split on every device.",
+            rich_help_panel=_PLANNER,
+        ),
+    ] = 0

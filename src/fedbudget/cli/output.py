@@ -8,11 +8,14 @@ import math
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fedbudget.errors import NotPrivateWarning
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PATIENCE = 1.0  # seconds before progress is shown
 
@@ -23,11 +26,11 @@ def one_line(text: str) -> str:
 
 
 def say(kind: str, message: str, *, style: str) -> None:
-    """Print one line on stderr, such as ``error: ...``."""
+    """Print one line on stderr, such as ``error: ...``; without a kind, as it is."""
     from rich.console import Console
     from rich.text import Text
 
-    line = Text.assemble((f"{kind}: ", style), one_line(message))
+    line = Text.assemble((f"{kind}: " if kind else "", style), one_line(message))
     Console(stderr=True).print(line, soft_wrap=True)
 
 
@@ -64,7 +67,8 @@ def loud_warnings() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, NotPrivateWarning):
-                say("warning", f"NOT PRIVATE: {message}", style="bold yellow")
+                told = str(message).removeprefix("NOT PRIVATE: ")
+                say("warning", f"NOT PRIVATE: {told}", style="bold yellow")
             else:
                 usual(message, category, filename, lineno, file, line)
 
@@ -72,29 +76,75 @@ def loud_warnings() -> Iterator[None]:
         yield
 
 
+class Stopped(Exception):  # noqa: N818  # the user's wish, not an error
+    """Ctrl-C, where there is more to say than that."""
+
+
+class Bar:
+    """A bar on stderr, with what is going on beside it."""
+
+    def __init__(self, progress: "Progress", what: str, total: int | None) -> None:
+        self._progress, self._task = progress, progress.add_task(what, total=total)
+
+    def __call__(self) -> None:
+        """Advance by one."""
+        self._progress.advance(self._task)
+
+    def show(self, text: str, *, done: int | None = None) -> None:
+        """Say what is going on, and how much of it is done."""
+        self._progress.update(self._task, description=text, completed=done)
+
+
 @contextmanager
-def progress(what: str, *, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """Show a bar on stderr once this takes over a second; yields what advances it."""
+def progress(
+    what: str, *, total: int | None = None, counter: str = "{task.completed} done"
+) -> Iterator[Bar]:
+    """Show a bar on stderr once this takes over a second."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
     console = Console(stderr=True)
     bar = Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed} done"),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        TextColumn(counter),
         console=console,
         transient=True,
         disable=not console.is_terminal,
     )
-    task = bar.add_task(what, total=total)
+    shown = Bar(bar, what, total)
     timer = threading.Timer(PATIENCE, bar.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda: bar.advance(task)
+        yield shown
     finally:
         timer.cancel()
         timer.join()
         bar.stop()
+
+
+@contextmanager
+def telling_of_compilation(bar: Bar, what: str) -> Iterator[None]:
+    """Say on the bar when kernels are compiled: it takes a while, but only once."""
+    try:
+        from numba.core import event
+    except ImportError:  # the library says what is missing, and how to get it
+        yield
+        return
+
+    class Listener(event.Listener):
+        depth = 0  # one function is compiled while another one is
+
+        def on_start(self, event: object) -> None:
+            self.depth += 1
+            bar.show("compiling the kernels: about 15 s, on first use only")
+
+        def on_end(self, event: object) -> None:
+            self.depth -= 1
+            if self.depth == 0:
+                bar.show(what)
+
+    with event.install_listener("numba:compile", Listener()):
+        yield

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbudget.cli.options import Question
+from fedbudget.cli.options import Question, ShapeQuestion
 from fedbudget.data import Dataset, Schema, from_table, load
 from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.problem import Counts, Problem
@@ -30,27 +30,55 @@ class Source:
     device_names: tuple[str, ...]
 
 
-def read_source(question: Question) -> Source:
-    """Return the problem that the options describe."""
+def read_source(question: ShapeQuestion) -> Source:
+    """Return the problem that the options describe, with data or without."""
     if question.data is None:
         return _without_data(question)
-    if question.data in NAMES:
-        _refuse(question, (*_TABLE, *_SHAPE), question.data)
-        dataset = load(
-            question.data,
-            split=question.split,
-            seed=question.seed,
-            path=question.path,
-            num_devices=question.num_devices,
+    return source_of(read_data(question), question)
+
+
+def read_data(question: Question) -> Dataset:
+    """Return the rows that the options name."""
+    if question.data is None:
+        raise InvalidInputError(
+            "no data to train on: name them (adult, vehicle or a table)"
         )
-    else:
-        dataset = _table(question, question.data)
+    if question.data not in NAMES:
+        return _table(question, question.data)
+    _refuse(question, (*_TABLE, *_SHAPE), question.data)
+    return load(
+        question.data,
+        split=question.split,
+        seed=question.seed,
+        path=question.path,
+        num_devices=question.num_devices,
+    )
+
+
+def source_of(dataset: Dataset, question: Question) -> Source:
+    """Return the problem of a data set, as the options want it seen."""
     problem = dataset.problem(
         loss=question.loss,
         l2=question.l2,
         dissimilarity=_dissimilarity(question.dissimilarity),
     )
     return Source(line=str(dataset), problem=problem, device_names=dataset.device_names)
+
+
+def data_options(question: Question) -> dict[str, object]:
+    """Return the options that decide which rows a device holds, for a record."""
+    names = _BY_NAME if question.data in NAMES else _TABLE
+    options = {name: getattr(question, name) for name in names}
+    return {"source": question.data, **options}
+
+
+def about(source: Source) -> dict[str, object]:
+    """Return what every JSON object says of its data."""
+    constants = {
+        name: {"value": item.value, "source": item.source, "note": item.note}
+        for name, item in source.problem.constants.items()
+    }
+    return {"data": source.line, "constants": constants}
 
 
 def parse_samples(text: str) -> Counts:
@@ -78,7 +106,7 @@ def parse_samples(text: str) -> Counts:
     return np.repeat(np.array(sizes, dtype=np.int64), counts)
 
 
-def _without_data(question: Question) -> Source:
+def _without_data(question: ShapeQuestion) -> Source:
     if question.samples is None:
         raise InvalidInputError(
             "nothing to plan for: name the data (adult, vehicle or a table), or "
@@ -147,7 +175,7 @@ def _schema(path: str) -> Schema:
 def _refuse(question: Question, names: tuple[str, ...], source: str) -> None:
     """Raise if an option is given that means nothing for this source."""
     for name in names:
-        if getattr(question, name) is not None:
+        if getattr(question, name, None) is not None:
             raise InvalidInputError(
                 f"--{name.replace('_', '-')} {getattr(question, name)} does not go "
                 f"with {source}: leave one of them out"

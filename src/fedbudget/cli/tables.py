@@ -1,18 +1,26 @@
 """Plans and frontiers for people: readable at 80 columns, and without colour."""
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from fedbudget.budget import Budget
 from fedbudget.checks import Array, floats
+from fedbudget.cli.layout import (
+    counted,
+    new_page,
+    new_table,
+    show_heading,
+    show_item,
+    show_pairs,
+    show_table,
+    show_title,
+    span,
+)
 from fedbudget.cli.output import one_line
 from fedbudget.cli.sources import Source
 from fedbudget.planning import Frontier, Plan
@@ -35,51 +43,41 @@ _COLOURS = (
 
 def show_plan(source: Source, budget: Budget, plan: Plan) -> None:
     """Print a plan in plain words."""
-    with _page() as console:
+    with new_page() as console:
         _plan_page(console, source, budget, plan)
 
 
 def show_frontier(source: Source, found: Frontier) -> None:
     """Print the predicted loss over both budgets, and what lies behind it."""
-    with _page() as console:
+    with new_page() as console:
         _frontier_page(console, source, found)
 
 
-@contextmanager
-def _page() -> Iterator[Console]:
-    """Print what is shown on this console, without the blanks that rich pads with."""
-    console = Console()
-    with console.capture() as page:
-        yield console
-    for line in page.get().splitlines():
-        sys.stdout.write(line.rstrip() + "\n")
-
-
 def _plan_page(console: Console, source: Source, budget: Budget, plan: Plan) -> None:
-    _title(console, source)
-    _heading(
+    show_title(console, source)
+    show_heading(
         console,
-        f"Plan: {_count(plan.rounds, 'round')} of {_count(plan.tau, 'local step')}",
+        f"Plan: {counted(plan.rounds, 'round')} of {counted(plan.tau, 'local step')}",
     )
-    _pairs(console, _plan_in_words(plan))
-    _heading(console, "Promise and price")
-    _pairs(console, _promises(budget, plan))
+    show_pairs(console, _plan_in_words(plan))
+    show_heading(console, "Promise and price")
+    show_pairs(console, _promises(budget, plan))
     held = " and ".join(plan.binding) or "neither budget"
-    _heading(console, f"What holds the loss up: {held}")
+    show_heading(console, f"What holds the loss up: {held}")
     for reason in plan.reasons:
-        _item(console, reason)
-    _heading(console, "What the planner took for granted")
-    _print(console, _constants(source))
+        show_item(console, reason)
+    show_heading(console, "What the planner took for granted")
+    show_table(console, _constants(source))
     if plan.num_devices <= FEW:
-        _heading(console, "Devices")
-        _print(console, _devices(source, plan))
+        show_heading(console, "Devices")
+        show_table(console, _devices(source, plan))
     else:
-        _heading(console, f"{plan.num_devices} devices")
-        _print(console, _summary(source, plan))
+        show_heading(console, f"{plan.num_devices} devices")
+        show_table(console, _summary(source, plan))
 
 
 def _frontier_page(console: Console, source: Source, found: Frontier) -> None:
-    _title(console, source)
+    show_title(console, source)
     levels = _levels(found.predicted_loss)
 
     def loss(row: int, column: int) -> Text:
@@ -112,11 +110,11 @@ def _frontier_page(console: Console, source: Source, found: Frontier) -> None:
             saving("cost", cost),
         ),
     ):
-        _heading(console, heading)
+        show_heading(console, heading)
         for table in _grids(found, cell, width=console.width):
-            _print(console, table)
+            show_table(console, table)
     if np.isnan(found.predicted_loss).any():
-        _item(console, "no number: that cost does not pay for one round")
+        show_item(console, "no number: that cost does not pay for one round")
 
 
 def _plan_in_words(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -126,22 +124,22 @@ def _plan_in_words(plan: Plan) -> Iterator[tuple[str, str]]:
         "poisson": "on average, each sample drawn alone",
         "fixed": "drawn at random",
     }
-    yield "tau", f"{_count(plan.tau, 'local step')} per round"
-    yield "rounds", f"{_count(plan.rounds, 'upload')} by {every}"
+    yield "tau", f"{counted(plan.tau, 'local step')} per round"
+    yield "rounds", f"{counted(plan.rounds, 'upload')} by {every}"
     yield "steps", f"{plan.steps} in all"
     yield "learning rate", f"{plan.learning_rate:.4g}"
     yield "momentum", f"{plan.momentum:.2g}, on the server"
-    yield "batch size", f"{_range(plan.batch_size)}: {batch[plan.sampling]}"
+    yield "batch size", f"{span(plan.batch_size)}: {batch[plan.sampling]}"
     noise = "standard deviation, on every coordinate of a mean gradient"
-    yield "noise", f"{_range(plan.noise_std)}: {noise}"
-    yield "weights", f"{_range(plan.weights)}: share in the average"
+    yield "noise", f"{span(plan.noise_std)}: {noise}"
+    yield "weights", f"{span(plan.weights)}: share in the average"
     yield "predicted", f"loss {plan.predicted_loss:.3g} above the best model's"
     yield "planned by", f"planner {plan.planner}, for loss {plan.loss}"
 
 
 def _promises(budget: Budget, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "privacy", f"{plan.privacy}, for the whole run"
-    yield "cost", f"{_range(plan.cost)} of {_range(budget.cost)} units for each device"
+    yield "cost", f"{span(plan.cost)} of {span(budget.cost)} units for each device"
     yield (
         "1 more epsilon",
         f"would lower the predicted loss by {plan.epsilon_price:.2g}",
@@ -150,7 +148,7 @@ def _promises(budget: Budget, plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _constants(source: Source) -> Table:
-    table = _table("constant", "value", "source", "")
+    table = new_table("constant", "value", "source", "")
     table.columns[1].justify = "right"
     for name, constant in source.problem.constants.items():
         table.add_row(name, f"{constant.value:.4g}", constant.source, constant.note)
@@ -159,7 +157,7 @@ def _constants(source: Source) -> Table:
 
 def _devices(source: Source, plan: Plan) -> Table:
     names = ("samples", "batch", "noise", "weight", "epsilon", "cost")
-    table = _table("device", *names, right=True)
+    table = new_table("device", *names, right=True)
     columns = _columns(source, plan)
     for index, name in enumerate(source.device_names):
         cells = (f"{column[index]:.4g}" for column in columns)
@@ -169,7 +167,7 @@ def _devices(source: Source, plan: Plan) -> Table:
 
 def _summary(source: Source, plan: Plan) -> Table:
     names = ("samples", "batch", "noise", "weight", "epsilon", "cost")
-    table = _table("", *names, right=True)
+    table = new_table("", *names, right=True)
     for name, of in (("least", np.min), ("median", np.median), ("most", np.max)):
         table.add_row(name, *(f"{of(c):.4g}" for c in _columns(source, plan)))
     return table
@@ -197,7 +195,7 @@ def _grids(
     for first in range(0, len(found.costs), at_once):
         columns = range(first, min(first + at_once, len(found.costs)))
         costs = [f"cost {found.costs[column]:g}" for column in columns]
-        table = _table("epsilon", *costs, right=True)
+        table = new_table("epsilon", *costs, right=True)
         for row, epsilon in enumerate(found.epsilons):
             cells = [
                 Text("-") if found.plans[row][column] is None else cell(row, column)
@@ -205,50 +203,3 @@ def _grids(
             ]
             table.add_row(f"{epsilon:g}", *cells)
         yield table
-
-
-def _table(first: str, *names: str, right: bool = False) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(first)
-    for name in names:
-        table.add_column(name, justify="right" if right else "left")
-    return table
-
-
-def _range(values: ArrayLike) -> str:
-    """Return the only value, or the least and the most."""
-    least, most = f"{np.min(values):.4g}", f"{np.max(values):.4g}"
-    return least if least == most else f"{least} to {most}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _title(console: Console, source: Source) -> None:
-    style = "bold red" if "SYNTHETIC" in source.line else "bold"
-    console.print(Text(one_line(source.line), style=style))
-
-
-def _heading(console: Console, text: str) -> None:
-    console.print()
-    console.print(Text(text, style="bold"))
-
-
-def _pairs(console: Console, pairs: Iterator[tuple[str, str]]) -> None:
-    table = _table("", "")
-    table.show_header = False
-    table.columns[0].no_wrap = True
-    for name, text in pairs:
-        table.add_row(Text(name, style="dim"), Text(text))
-    _print(console, table)
-
-
-def _item(console: Console, text: str) -> None:
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_row("-", Text(text))
-    _print(console, table)
-
-
-def _print(console: Console, table: Table) -> None:
-    console.print(Padding(table, (0, 0, 0, 2), expand=False))

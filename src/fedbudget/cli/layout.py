@@ -1,0 +1,79 @@
+"""How pages look: headings, pairs, lists and tables, for 80 columns."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import ArrayLike
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from fedbudget.cli.output import one_line
+from fedbudget.cli.sources import Source
+
+
+@contextmanager
+def new_page() -> Iterator[Console]:
+    """Print what is shown on this console, without the blanks that rich pads with."""
+    console = Console()
+    with console.capture() as page:
+        yield console
+    for line in page.get().splitlines():
+        sys.stdout.write(line.rstrip() + "\n")
+
+
+def new_table(first: str, *names: str, right: bool = False) -> Table:
+    """Return a table without lines; all columns but the first may stand right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(first)
+    for name in names:
+        table.add_column(name, justify="right" if right else "left")
+    return table
+
+
+def span(values: ArrayLike) -> str:
+    """Return the only value, or the least and the most."""
+    least, most = f"{np.min(values):.4g}", f"{np.max(values):.4g}"
+    return least if least == most else f"{least} to {most}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the singular for one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def show_title(console: Console, source: Source) -> None:
+    """Name the data; synthetic ones in red."""
+    style = "bold red" if "SYNTHETIC" in source.line else "bold"
+    console.print(Text(one_line(source.line), style=style))
+
+
+def show_heading(console: Console, text: str) -> None:
+    """Start a part of the page."""
+    console.print()
+    console.print(Text(text, style="bold"))
+
+
+def show_pairs(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
+    """Show names and what they stand for."""
+    table = new_table("", "")
+    table.show_header = False
+    table.columns[0].no_wrap = True
+    for name, text in pairs:
+        table.add_row(Text(name, style="dim"), Text(text))
+    show_table(console, table)
+
+
+def show_item(console: Console, text: str) -> None:
+    """Show one item of a list."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_row("-", Text(text))
+    show_table(console, table)
+
+
+def show_table(console: Console, table: Table) -> None:
+    """Show a table, a bit to the right."""
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))

@@ -1,0 +1,172 @@
+"""`fedbudget train`."""
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import fedbudget
+from fedbudget.budget import Budget
+from fedbudget.cli.asking import asks
+from fedbudget.cli.options import OUTPUT, RUN, Cost, Epsilon, Question
+from fedbudget.cli.output import (
+    Bar,
+    Stopped,
+    print_json,
+    progress,
+    telling_of_compilation,
+)
+from fedbudget.cli.sources import about, data_options, read_data, source_of
+from fedbudget.errors import NotPrivateWarning
+
+
+@asks
+def train(
+    question: Question,
+    *,
+    epsilon: Epsilon,
+    cost: Cost,
+    participation: Annotated[
+        float,
+        typer.Option(
+            help="Probability that a device's answer arrives in a round; one that does "
+            "not has still been paid for.",
+            rich_help_panel=RUN,
+        ),
+    ] = 1.0,
+    tail_average: Annotated[
+        float,
+        typer.Option(
+            help="Share of the last rounds whose models are averaged for release.",
+            rich_help_panel=RUN,
+        ),
+    ] = 0.0,
+    no_privacy: Annotated[
+        bool,
+        typer.Option(
+            "--no-privacy",
+            help="Run the same plan without noise, as a baseline: NOT PRIVATE, and no "
+            "device enforces a budget.",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder to record the run in; a run that was stopped goes on from "
+            "there. Default: none, nothing is recorded.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+) -> None:
+    """Train on simulated devices, each of which enforces its own budgets."""
+    budget = Budget(epsilon=epsilon, delta=question.delta, cost=cost)
+    with progress("planning"):
+        dataset = read_data(question)
+        source = source_of(dataset, question)
+        chosen = fedbudget.plan(source.problem, budget, question.prices, **question.how)
+    if no_privacy:
+        warnings.warn(
+            "--no-privacy adds no noise: the model may give away the rows it was "
+            "trained on, and no device enforces a budget; use it as a baseline only",
+            NotPrivateWarning,
+            stacklevel=2,
+        )
+        chosen = chosen.without_privacy()
+    devices = fedbudget.SimulatedDevices(
+        dataset,
+        seed=question.seed,
+        budget=None if no_privacy else budget,
+        prices=question.prices,
+        participation=participation,
+    )
+    record = None
+    if out is not None:
+        settings = {
+            "data": source.line,
+            **data_options(question),
+            "seed": question.seed,
+            "participation": participation,
+            "tail_average": tail_average,
+        }
+        record = fedbudget.Record(out, about=settings)
+    what = "training on SYNTHETIC data" if dataset.synthetic else "training"
+    started = time.perf_counter()
+    with (
+        progress(what, total=chosen.rounds, counter="") as bar,
+        telling_of_compilation(bar, what),
+        resumable(out),
+    ):
+        run = fedbudget.train(
+            chosen,
+            devices,
+            record=record,
+            tail_average=tail_average,
+            on_round=lambda row: show_round(bar, row, rounds=chosen.rounds),
+        )
+    if question.json:
+        measured = {
+            "accuracy": run.measured.get("test_accuracy"),
+            "loss": run.measured["train_loss"],  # the plan's is now loss_name
+            "loss_name": chosen.loss,
+            "seconds": time.perf_counter() - started,
+            "measured": run.measured,
+            "rounds_run": len(run.rounds),
+            "record": out,
+        }
+        print_json(chosen.to_dict() | measured | about(source))
+        return
+    from fedbudget.cli.results import show_run  # rich's tables, only where shown
+
+    show_run(source, budget, run, record=out)
+
+
+def show_round(bar: Bar, row: Mapping[str, Any], *, rounds: int) -> None:
+    """Show what a round has brought and cost so far."""
+    measured = row["not_private"]
+    name = "test_accuracy" if "test_accuracy" in measured else "train_loss"
+    epsilon, cost = largest(row["epsilon"]), largest(row["cost"])
+    bar.show(
+        f"round {row['round']}/{rounds}  {name.split('_')[1]} {measured[name]:.3f} "
+        f"(not private)  epsilon {'none' if epsilon is None else f'{epsilon:.3g}'}  "
+        f"cost {cost:.4g}",
+        done=row["round"],
+    )
+
+
+def largest(values: Any) -> float | None:
+    """Return the most that any device spent, from a row; None is without bound."""
+    if isinstance(values, Mapping):
+        most: float | None = values["max"]
+        return most
+    return None if None in values else max(values)
+
+
+@contextmanager
+def resumable(out: str | None) -> Iterator[None]:
+    """On Ctrl-C, say where the run stopped and how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if out is None:
+            raise Stopped(
+                "stopped; nothing was recorded: a run with --out can go on later"
+            ) from None
+        done = rounds_done(Path(out))
+        where = f"after round {done}" if done else "before the end of round 1"
+        raise Stopped(f"stopped {where}; run the same command to go on") from None
+
+
+def rounds_done(folder: Path) -> int:
+    """Return how many rounds of a stopped run are safely recorded."""
+    if not (folder / "state.npz").exists():
+        return 0
+    with np.load(folder / "state.npz") as state:
+        return int(state["rounds_done"])

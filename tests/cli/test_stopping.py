@@ -1,0 +1,197 @@
+"""A run that is stopped, killed or out of room goes on to the same numbers."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.examples import sensors
+from tests.cli.running import Result, assert_one_line, run_python
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals differ")
+
+COMMAND = "from fedbudget.cli import main; main()"
+# Small steps on unlike devices that talk for free: hundreds of rounds.
+MANY_ROUNDS = (
+    *("--epsilon", "50", "--cost", "3000", "--learning-rate", "0.05"),
+    *("--communication-price", "0", "--dissimilarity", "10"),
+)
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    return ("train", *sensors(tmp_path_factory.mktemp("data")), *MANY_ROUNDS)
+
+
+@pytest.fixture(scope="module")
+def whole(arguments: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    result = train(arguments, out)
+    assert (result.code, result.err) == (0, "")
+    assert json.loads(result.out)["rounds"] > 200
+    return out
+
+
+def train(arguments: tuple[str, ...], out: Path, *more: str) -> Result:
+    return run_python(COMMAND, *arguments, "--out", str(out), "--json", *more)
+
+
+def interrupt(arguments: tuple[str, ...], out: Path, how: signal.Signals) -> Result:
+    """Start a run and send it a signal after a few rounds."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *arguments, "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 100
+    while len(rounds(out)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(how)
+    shown, err = process.communicate(timeout=60)
+    assert not (out / "model.npz").exists(), "the signal came too late"
+    return Result(process.returncode, shown, err)
+
+
+def rounds(out: Path) -> list[str]:
+    path = out / "rounds.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def theta(out: Path) -> list[float]:
+    with np.load(out / "model.npz") as model:
+        found: list[float] = model["theta"].tolist()
+    return found
+
+
+def assert_same(found: Path, whole: Path) -> None:
+    assert theta(found) == theta(whole)
+    assert rounds(found) == rounds(whole)
+
+
+def test_ctrl_c_leaves_a_folder_that_goes_on(
+    arguments: tuple[str, ...], whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    stopped = interrupt(arguments, out, signal.SIGINT)
+    with np.load(out / "state.npz") as state:
+        done = int(state["rounds_done"])
+    assert (stopped.code, stopped.out) == (130, "")
+    assert stopped.err.lstrip() == (
+        f"stopped after round {done}; run the same command to go on\n"
+    )
+    again = train(arguments, out)
+    assert (again.code, again.err) == (0, "")
+    first: dict[str, Any] = json.loads(again.out)
+    assert first["rounds_run"] == len(rounds(whole)) > done
+    assert_same(out, whole)
+
+
+def test_kill_9_leaves_a_folder_that_goes_on(
+    arguments: tuple[str, ...], whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert interrupt(arguments, out, signal.SIGKILL).code == -signal.SIGKILL
+    assert train(arguments, out).code == 0
+    assert_same(out, whole)
+
+
+def test_ctrl_c_without_a_folder() -> None:
+    code = f"import fedbudget.devices.kernels; print('ready', flush=True); {COMMAND}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "train", "adult", *MANY_ROUNDS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(2.5)  # while it plans, or while it trains: both are one line
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.lstrip().startswith("stopped")
+    assert err.strip().count("\n") == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
+    arguments: tuple[str, ...], whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    interrupt(arguments, out, signal.SIGINT)
+    partial = out / ".state.npz.partial"
+    partial.unlink(missing_ok=True)
+    partial.symlink_to("/dev/full")  # every write to it finds the disk full
+    full = train(arguments, out)
+    assert_one_line(full, code=1, says=(str(out), "No space left", "resumed"))
+    partial.unlink()
+    assert train(arguments, out).code == 0
+    assert_same(out, whole)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_disk_that_is_full_from_the_start(
+    arguments: tuple[str, ...], whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".about.json.partial").symlink_to("/dev/full")
+    assert_one_line(train(arguments, out), code=1, says=(str(out), "No space left"))
+    (out / ".about.json.partial").unlink()
+    assert train(arguments, out).code == 0
+    assert_same(out, whole)
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK torn", b"no zip at all"])
+def test_a_damaged_folder_is_one_line(
+    arguments: tuple[str, ...], whole: Path, tmp_path: Path, damage: bytes
+) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in ("about.json", "plan.json", "rounds.jsonl"):
+        (out / name).write_bytes((whole / name).read_bytes())
+    (out / "state.npz").write_bytes(damage)
+    result = train(arguments, out)
+    assert_one_line(result, code=1, says=(str(out), "damaged", "another folder"))
+
+
+def test_a_finished_folder_is_not_touched(
+    arguments: tuple[str, ...], whole: Path
+) -> None:
+    before = {path: path.read_bytes() for path in whole.iterdir()}
+    result = train(arguments, whole)
+    assert_one_line(result, code=1, says=(str(whole), "finished run"))
+    assert {path: path.read_bytes() for path in whole.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--seed", "1"), "run"),  # other rows for training, hence another plan or data
+        (("--epsilon", "40"), "another plan"),
+        (("--no-privacy",), "another plan"),
+        (("--participation", "0.5"), "participation 1.0, not 0.5"),
+        (("--tail-average", "0.5"), "tail_average 0.0, not 0.5"),
+        (("--missing", "drop"), "missing None, not 'drop'"),
+    ],
+)
+def test_a_folder_of_another_run_is_not_touched(
+    arguments: tuple[str, ...], tmp_path: Path, more: tuple[str, ...], says: str
+) -> None:
+    out = tmp_path / "run"
+    interrupt(arguments, out, signal.SIGINT)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    result = train(arguments, out, *more)
+    line = result.err.splitlines(keepends=True)[-1]  # after the one on --no-privacy
+    assert_one_line(
+        Result(result.code, result.out, line), code=1, says=(str(out), says)
+    )
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
