@@ -21,12 +21,15 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.errors import RecordError
 
+# What a run leaves that stopped before its plan was written: nothing to resume.
+_BEFORE_PLAN = {"about.json", ".about.json.partial", ".plan.json.partial"}
 _PACKAGES = ("fedbudget", "numpy", "numba", "scipy", "dp-accounting")
 
 
@@ -49,16 +52,24 @@ class Record:
                 something else altogether. Nothing in it is changed.
         """
         about = {**self._about, "privacy": plan["privacy"], "versions": versions()}
-        if not self.path.exists() or not any(self.path.iterdir()):
+        with self._refusing():
+            there = set(os.listdir(self.path)) if self.path.exists() else set()
+        if there <= _BEFORE_PLAN:
             self._write("about.json", _dump(about))
             self._write("plan.json", _dump(plan))
             return None, []
         self._check_same(plan)
         if not (self.path / "state.npz").exists():
             return None, []
-        with np.load(self.path / "state.npz") as file:
-            state = {name: file[name] for name in file.files}
-        rows = read_rounds(self.path)[: int(state["rounds_done"])]
+        try:
+            with np.load(self.path / "state.npz") as file:
+                state = {name: file[name] for name in file.files}
+            rows = read_rounds(self.path)[: int(state["rounds_done"])]
+        except (OSError, ValueError, LookupError, EOFError, BadZipFile) as error:
+            raise RecordError(
+                f"{self.path} cannot be resumed, its state.npz is damaged ({error}): "
+                "choose another folder"
+            ) from error
         self._write("rounds.jsonl", "".join(_line(row) for row in rows))
         return state, rows
 
