@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 .PHONY: help demo test check bench docs readme clean
 
 help:
-	@echo "make demo    plan for the Adult data, and show what more budget would buy"
+	@echo "make demo    plan for the Adult data, show what more budget would buy, train"
 	@echo "make test    check, then all tests"
 	@echo "make check   linter, formatter, types"
 	@echo "make bench   speed and memory, printed"
@@ -22,9 +22,14 @@ demo: $(VENV)/.lab
 	@for command in \
 	  "plan adult --split iid --epsilon 4 --cost 1000" \
 	  "plan adult --split by-education --epsilon 4 --cost 1000" \
-	  "frontier adult --split by-education --costs 200,500,1000"; \
+	  "frontier adult --split by-education --costs 200,500,1000" \
+	  "train adult --split iid --epsilon 4 --cost 1000" \
+	  "train adult --split by-education --epsilon 4 --cost 1000"; \
 	do \
 	  printf '\n$$ fedbudget %s\n\n' "$$command"; \
+	  case "$$command" in "train adult --split iid"*) \
+	    printf '(the first run compiles its kernels: about 15 s, once)\n\n' ;; \
+	  esac; \
 	  $(BIN)/fedbudget $$command || exit 1; \
 	done
 

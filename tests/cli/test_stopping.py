@@ -39,6 +39,16 @@ def whole(arguments: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) 
     return out
 
 
+@pytest.fixture(scope="module")
+def stopped(
+    arguments: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder of a run that was stopped."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    interrupt(arguments, out, signal.SIGINT)
+    return out
+
+
 def train(arguments: tuple[str, ...], out: Path, *more: str) -> Result:
     return run_python(COMMAND, *arguments, "--out", str(out), "--json", *more)
 
@@ -184,14 +194,12 @@ def test_a_finished_folder_is_not_touched(
     ],
 )
 def test_a_folder_of_another_run_is_not_touched(
-    arguments: tuple[str, ...], tmp_path: Path, more: tuple[str, ...], says: str
+    arguments: tuple[str, ...], stopped: Path, more: tuple[str, ...], says: str
 ) -> None:
-    out = tmp_path / "run"
-    interrupt(arguments, out, signal.SIGINT)
-    before = {path: path.read_bytes() for path in out.iterdir()}
-    result = train(arguments, out, *more)
+    before = {path: path.read_bytes() for path in stopped.iterdir()}
+    result = train(arguments, stopped, *more)
     line = result.err.splitlines(keepends=True)[-1]  # after the one on --no-privacy
     assert_one_line(
-        Result(result.code, result.out, line), code=1, says=(str(out), says)
+        Result(result.code, result.out, line), code=1, says=(str(stopped), says)
     )
-    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    assert {path: path.read_bytes() for path in stopped.iterdir()} == before
