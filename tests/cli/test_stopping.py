@@ -17,9 +17,9 @@ from tests.cli.running import Result, assert_one_line, run_python
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals differ")
 
 COMMAND = "from fedbudget.cli import main; main()"
-# Small steps on unlike devices that talk for free: hundreds of rounds.
+# Small steps on unlike devices that talk for free: a round for each step they can pay.
 MANY_ROUNDS = (
-    *("--epsilon", "50", "--cost", "3000", "--learning-rate", "0.05"),
+    *("--epsilon", "50", "--cost", "400", "--learning-rate", "0.05"),
     *("--communication-price", "0", "--dissimilarity", "10"),
 )
 
@@ -116,7 +116,7 @@ def test_kill_9_leaves_a_folder_that_goes_on(
 def test_ctrl_c_without_a_folder() -> None:
     code = f"import fedbudget.devices.kernels; print('ready', flush=True); {COMMAND}"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "train", "adult", *MANY_ROUNDS],
+        [sys.executable, "-c", code, "train", "adult", *MANY_ROUNDS, "--cost", "6000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

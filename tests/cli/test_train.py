@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
@@ -154,24 +155,37 @@ def test_labels_that_are_numbers_have_no_accuracy(
     assert "the labels are numbers: a loss, but no accuracy" in result.out
 
 
+class Bar(output.Bar):
+    """Keeps what it is told to show."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, int | None]] = []
+
+    def show(self, text: str, *, done: int | None = None) -> None:
+        self.shown.append((text, done))
+
+
 def test_the_bar_shows_what_is_spent() -> None:
-    shown: list[tuple[str, int | None]] = []
-
-    class Bar(output.Bar):
-        def __init__(self) -> None: ...
-
-        def show(self, text: str, *, done: int | None = None) -> None:
-            shown.append((text, done))
-
+    bar = Bar()
     row = {"round": 3, "epsilon": [1.0, 2.5], "cost": {"min": 1.0, "max": 300.0}}
-    show_round(Bar(), row | {"not_private": {"test_accuracy": 0.8}}, rounds=9)
+    show_round(bar, row | {"not_private": {"test_accuracy": 0.8}}, rounds=9)
     row |= {"epsilon": [1.0, None], "not_private": {"train_loss": 0.25}}
-    show_round(Bar(), row, rounds=9)
-    assert shown == [
+    show_round(bar, row, rounds=9)
+    assert bar.shown == [
         ("round 3/9  accuracy 0.800 (not private)  epsilon 2.5  cost 300", 3),
         ("round 3/9  loss 0.250 (not private)  epsilon none  cost 300", 3),
     ]
     assert largest({"min": 1.0, "median": 2.0, "max": None}) is None
+
+
+def test_the_bar_says_when_kernels_are_compiled() -> None:
+    bar = Bar()
+    with output.telling_of_compilation(bar, "training"):
+        numba.njit(lambda x: x + 1)(1)
+    assert "compiling the kernels" in bar.shown[0][0]
+    assert bar.shown[-1] == ("training", None)
+    numba.njit(lambda x: x + 2)(1)
+    assert bar.shown[-1] == ("training", None)
 
 
 def only_error(result: Result) -> Result:
