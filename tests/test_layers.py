@@ -16,6 +16,7 @@ LAYERS = (
     {"devices", "fleet", "reporting"},
     {"paper"},
     {"cli", "ui"},
+    {"__main__"},
 )
 LEVEL = {unit: level for level, layer in enumerate(LAYERS) for unit in layer}
 TOP = len(LAYERS) - 1

@@ -20,7 +20,7 @@ def plan(
     epsilon: Epsilon,
     cost: Cost,
 ) -> None:
-    """Plan a run within both budgets, before any private row is touched."""
+    """Plan a run within both budgets, from the shape of the data alone."""
     budget = Budget(epsilon=epsilon, delta=question.delta, cost=cost)
     with progress("planning"):
         source = read_source(question)

@@ -102,11 +102,11 @@ def _frontier_page(console: Console, source: Source, found: Frontier) -> None:
         ("Predicted loss above the best model's (the lower the better)", loss),
         ("Local steps per round (tau) x rounds", schedule),
         (
-            "Loss that one more epsilon would save (*: privacy binds)",
+            "Loss saved per unit of more epsilon (*: privacy binds)",
             saving("privacy", epsilon),
         ),
         (
-            "Loss that one more unit of cost would save (*: cost binds)",
+            "Loss saved per unit of more cost, over a round or more (*: cost binds)",
             saving("cost", cost),
         ),
     ):
@@ -140,11 +140,6 @@ def _plan_in_words(plan: Plan) -> Iterator[tuple[str, str]]:
 def _promises(budget: Budget, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "privacy", f"{plan.privacy}, for the whole run"
     yield "cost", f"{span(plan.cost)} of {span(budget.cost)} units for each device"
-    yield (
-        "1 more epsilon",
-        f"would lower the predicted loss by {plan.epsilon_price:.2g}",
-    )
-    yield "1 more cost", f"would lower the predicted loss by {plan.cost_price:.2g}"
 
 
 def _constants(source: Source) -> Table:

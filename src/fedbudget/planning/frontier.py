@@ -41,12 +41,12 @@ class Frontier:
 
     @property
     def epsilon_price(self) -> Array:
-        """Predicted loss that one more unit of epsilon would save; shape (E, C)."""
+        """Predicted loss saved per unit of more epsilon; shape (E, C)."""
         return self._grid("epsilon_price")
 
     @property
     def cost_price(self) -> Array:
-        """Predicted loss that one more unit of cost would save; shape (E, C)."""
+        """Predicted loss saved per unit of more cost; shape (E, C)."""
         return self._grid("cost_price")
 
     @property

@@ -52,8 +52,10 @@ class Plan:
     planner: str
     accountant: str
     predicted_loss: float  # above the best model's, by the planner's own model
-    epsilon_price: float  # predicted loss that one more unit of epsilon would save
-    cost_price: float  # predicted loss that one more unit of cost would save
+    # Dual prices: predicted loss saved per unit of more budget, averaged over a tenth
+    # more of it (of cost, at least one more round: a whole number does not move less).
+    epsilon_price: float
+    cost_price: float
     binding: tuple[str, ...]  # which of "privacy" and "cost" holds the loss up
     reasons: tuple[str, ...]  # why this plan, in words
 
