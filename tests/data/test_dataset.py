@@ -35,15 +35,15 @@ def test_every_row_lands_in_one_part_and_stays_on_its_device(
     n = sum(counts)
     ids = np.random.default_rng(seed).permutation(np.repeat(range(len(counts)), counts))
     rows = np.arange(n)
-    x = np.stack([rows, ids], axis=1).astype(np.float32)
+    x = np.stack([rows, ids], axis=1).astype(np.float32) / 1024  # in the unit ball
     parts = split_rows(x, rows, ids, seed=seed)
     assert np.array_equal(np.sort(np.concatenate([p.y for p in parts])), rows)
     for part in parts:
         assert part.x.dtype == np.float32
         for m in range(part.num_devices):
             own_x, own_y = part.device(m)
-            assert np.all(own_x[:, 1] == m)
-            assert np.array_equal(np.asarray(own_x)[:, 0], own_y)
+            assert np.all(own_x[:, 1] * 1024 == m)
+            assert np.array_equal(np.asarray(own_x)[:, 0] * 1024, own_y)
     for m, count in enumerate(counts):
         sizes = [int(part.sizes[m]) for part in parts]
         assert sizes[0] == max(1, int(0.8 * count))
@@ -95,6 +95,8 @@ def test_parts_and_data_sets_that_do_not_fit_together_are_refused() -> None:
     x = np.zeros((2, 1), np.float32)
     with pytest.raises(DataError, match="offsets end at 3"):
         Part(x=x, y=np.zeros(2), offsets=np.array([0, 3]))
+    with pytest.raises(DataError, match="y holds nan in row 1"):
+        Part(x=x, y=np.array([0, np.nan]), offsets=np.array([0, 2]))
     with pytest.raises(DataError, match="never fall"):
         Part(x=x, y=np.zeros(2), offsets=np.array([0, 3, 2]))
     part = Part(x=x, y=np.zeros(2), offsets=np.array([0, 2]))
@@ -102,9 +104,7 @@ def test_parts_and_data_sets_that_do_not_fit_together_are_refused() -> None:
         InvalidInputError, match=r"device 1 is not there: choose 0 \.\. 0"
     ):
         part.device(1)
-    with pytest.raises(
-        DataError, match="1 devices and 1 columns, the names say 2 and 1"
-    ):
+    with pytest.raises(DataError, match="1 device and 1 column, the names say 2 and 1"):
         Dataset(
             name="toy",
             train=part,
@@ -123,6 +123,19 @@ def test_one_line_says_what_it_is_and_that_it_is_synthetic() -> None:
         "2 classes, dissimilarity mild"
     )
     assert "SYNTHETIC" in str(make(2, synthetic=True))
+    part = Part(x=np.zeros((1, 1)), y=np.zeros(1), offsets=np.array([0, 1]))
+    none = Part(x=np.zeros((0, 1)), y=np.zeros(0), offsets=np.array([0, 0]))
+    alone = Dataset(
+        name="toy",
+        train=part,
+        validation=none,
+        test=none,
+        device_names=("a",),
+        feature_names=("x",),
+        classes=None,
+        dissimilarity="iid",
+    )
+    assert "1 device, 1 row (1 train, 0 validation, 0 test), 1 column, " in str(alone)
     assert "regression" in repr(make(None))
 
 

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,27 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 def test_an_unknown_data_set_is_refused_with_the_list() -> None:
     with pytest.raises(InvalidInputError, match="'mnist' is not known: use adult or"):
         load("mnist")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("adult", {"split": "iid", "num_devices": "3"}, "num_devices .* got '3'"),
+        ("adult", {"split": "iid", "num_devices": 2.5}, "num_devices .* got 2.5"),
+        ("adult", {"num_devices": "16"}, "num_devices='16' does not go with"),
+        ("vehicle", {"split": "iid", "num_devices": "3"}, "num_devices .* got '3'"),
+        ("vehicle", {"path": 3}, "path must be a file's name, got 3"),
+        ("adult", {"split": ""}, "split '' is not known"),
+        ("adult", {"split": []}, r"split \[\] is not known"),
+        (None, {}, "data set None is not known"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(
+    name: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        load(name, **options)
+    assert "\n" not in str(caught.value)
 
 
 def test_every_export_is_there_and_sorted() -> None:

@@ -78,6 +78,7 @@ def test_names_of_partitions(
     name: str, expected: Partition, dissimilarity: str
 ) -> None:
     assert parse_partition(name) == expected
+    assert parse_partition(str(expected)) == expected
     assert expected.dissimilarity == dissimilarity
 
 
@@ -93,8 +94,14 @@ def test_a_misspelt_partition_is_refused_with_the_spellings(name: str) -> None:
 def test_refusals_name_the_value_and_the_remedy() -> None:
     with pytest.raises(InvalidInputError, match="only 3 rows: ask for at most 3"):
         iid(3, 4)
-    with pytest.raises(InvalidInputError, match="num_devices must be at least 1"):
+    with pytest.raises(InvalidInputError, match=r"num_devices .* at least 1, got 0"):
         iid(3, 0)
+    with pytest.raises(InvalidInputError, match=r"num_devices .* got '3'"):
+        iid(3, "3")  # type: ignore[arg-type]
+    with pytest.raises(
+        InvalidInputError, match=r"only 1 row: ask for at most 1 device$"
+    ):
+        iid(1, 2)
     with pytest.raises(InvalidInputError, match="add up to 9 rows, the table has 10"):
         by_size(10, [4, 5])
     with pytest.raises(InvalidInputError, match=r"shares add up to 0\.9"):

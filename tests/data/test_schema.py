@@ -1,10 +1,11 @@
 import json
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.sparse import csr_array
 
 from fedbudget.data import Categorical, Numeric, Schema
@@ -13,8 +14,12 @@ from fedbudget.errors import DataError, InvalidInputError
 YES_NO = Categorical(("no", "yes"))
 
 
-def make(features: dict[str, Any], *, intercept: bool = True) -> Schema:
+def make(features: Any, *, intercept: Any = True) -> Schema:
     return Schema(features=features, label="y", target=YES_NO, intercept=intercept)
+
+
+def categorical(values: Any) -> Categorical:
+    return Categorical(values)
 
 
 def dense(x: Any) -> Any:
@@ -114,8 +119,10 @@ def test_wrong_columns_are_refused() -> None:
 def test_labels_are_class_indices_or_scaled_numbers() -> None:
     schema = make({"a": Numeric(0, 1)})
     assert schema.encode_label(["yes", "no"]).tolist() == [1, 0]
-    with pytest.raises(DataError, match="'y' holds 'maybe' in row 0"):
+    with pytest.raises(DataError, match="'y' holds 'maybe' in row 0") as caught:
         schema.encode_label(["maybe"])
+    assert "drop the row, or add the class" in str(caught.value)
+    assert "ignore" not in str(caught.value)
     real = Schema(features=schema.features, label="y", target=Numeric(0, 10))
     assert real.classes is None
     assert real.encode_label([0, 5, 99]).tolist() == [-1, 0, 1]
@@ -124,8 +131,8 @@ def test_labels_are_class_indices_or_scaled_numbers() -> None:
     )
     assert numbered.encode_label(np.array([1, 0])).tolist() == [1, 0]
     lenient = Categorical(("0", "1"), other="ignore")
-    with pytest.raises(DataError, match="no class"):
-        Schema(features=schema.features, label="y", target=lenient).encode_label(["2"])
+    with pytest.raises(InvalidInputError, match=r"'y' has other='ignore', .* leave it"):
+        Schema(features=schema.features, label="y", target=lenient)
 
 
 def test_a_schema_survives_json_and_pickle() -> None:
@@ -168,10 +175,134 @@ def test_a_schema_survives_json_and_pickle() -> None:
                     "features": {"a": {"lo": 0}},
                 }
             ),
-            "'a' is not described well",
+            "'a' is not described well, 'lo' is not known: use only low, high",
+        ),
+        (lambda: categorical({"a", "b"}), "values must be a list"),
+        (lambda: categorical((1, 1.0)), "distinct"),
+        (lambda: categorical(("a", None)), "texts, numbers or truth values, got None"),
+        (lambda: categorical((float("nan"), 1)), "truth values, got nan"),
+        (lambda: categorical((10**5000,)), "got a very long int"),
+        (lambda: Numeric(0, 10**400), "high must be a number"),
+        (lambda: Numeric(False, True), "low must be a number, got False"),
+        (lambda: Numeric(2**53, 2**53 + 1), "low must be below high"),
+        (lambda: make({"a": "Numeric"}), "'a' is described by 'Numeric': use Numeric"),
+        (lambda: make({3: YES_NO}), "name must be a text, got 3"),
+        (lambda: make([YES_NO]), "features must be a dict"),
+        (lambda: make({"a": YES_NO}, intercept=1), "intercept must be true or false"),
+        (
+            lambda: make({"a=b": Numeric(0, 1), "a": Categorical(("b", "c"))}),
+            "two encoded columns the name 'a=b': rename",
+        ),
+        (
+            lambda: make({"intercept": Numeric(0, 1)}),
+            "the name 'intercept': rename .*, or set intercept=False",
         ),
     ],
 )
 def test_a_schema_that_makes_no_sense_is_refused(make_it: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         make_it()
+
+
+def test_a_feature_may_be_called_intercept_where_none_is_added() -> None:
+    schema = make({"intercept": Numeric(0, 1)}, intercept=False)
+    assert schema.feature_names == ("intercept",)
+
+
+def test_columns_of_unlike_length_are_refused() -> None:
+    schema = make({"a": Numeric(0, 1), "b": Numeric(0, 1)})
+    with pytest.raises(DataError, match=r"differ in length, \{'a': 2, 'b': 1\}"):
+        schema.encode({"a": [0, 1], "b": [0]})
+
+
+def test_rows_outside_the_unit_ball_never_leave_the_encoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedbudget.data.schema.LARGEST_NORM", 2.0)
+    with pytest.raises(DataError, match=r"row 0 .* norm 1\.41421, above 1"):
+        make({"a": Numeric(0, 1)}).encode({"a": [1]})
+
+
+PLAIN: dict[str, Any] = {
+    "label": {"name": "y", "values": [0, 1]},
+    "features": {"c": {"values": [str(i) for i in range(40)]}},
+}
+
+
+@pytest.mark.parametrize("intercept", [2, 0.5, -1, "no", None, [], {}, 0, 1])
+def test_the_intercept_is_a_truth_value(intercept: Any) -> None:
+    with pytest.raises(InvalidInputError, match="intercept must be true or false"):
+        Schema.from_dict({**PLAIN, "intercept": intercept})
+    with pytest.raises(InvalidInputError, match="intercept must be true or false"):
+        make({"a": YES_NO}, intercept=intercept)
+
+
+@pytest.mark.parametrize("key", ["intercpt", "Features", ""])
+def test_unknown_keys_are_refused_by_name(key: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"'{key}' is not known: use only"):
+        Schema.from_dict({**PLAIN, key: True})
+    for part in ({"low": 0, "high": 1}, {"values": ["a"]}):
+        with pytest.raises(InvalidInputError, match=f"'{key}' is not known: use only"):
+            Schema.from_dict({**PLAIN, "features": {"a": {**part, key: 1}}})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["name", "low", "high", "values", "missing", "other", "x"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+LISTING, BOUNDS = {"values": ["u"]}, {"low": 0, "high": 1}
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "all of it": lambda value: value,
+    "label": lambda value: {**PLAIN, "label": value},
+    "name": lambda value: {**PLAIN, "label": {**LISTING, "name": value}},
+    "features": lambda value: {**PLAIN, "features": value},
+    "intercept": lambda value: {**PLAIN, "intercept": value},
+    "a feature": lambda value: {**PLAIN, "features": {"a": value}},
+    "values": lambda value: {**PLAIN, "features": {"a": {"values": value}}},
+    "a value": lambda value: {**PLAIN, "features": {"a": {"values": [value]}}},
+    "low": lambda value: {**PLAIN, "features": {"a": {**BOUNDS, "low": value}}},
+    "missing": lambda value: {
+        **PLAIN,
+        "features": {"a": {**LISTING, "missing": value}},
+    },
+    "other": lambda value: {**PLAIN, "features": {"a": {**LISTING, "other": value}}},
+}
+
+
+def assert_schema_or_one_line(plain: Any) -> None:
+    try:
+        schema = Schema.from_dict(plain)
+    except InvalidInputError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 300
+        for word in ("object", "argument", "__init__", "subscriptable"):
+            assert word not in str(error)
+    else:
+        assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+
+
+@pytest.mark.parametrize("place", PLACES)
+@settings(max_examples=40)
+@given(value=JSON)
+def test_any_json_value_is_a_schema_or_refused_in_one_line(
+    place: str, value: Any
+) -> None:
+    assert_schema_or_one_line(PLACES[place](value))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_deep_nesting_is_refused_in_one_line(place: str) -> None:
+    lists: Any = []
+    dicts: Any = {}
+    for _ in range(100_000):
+        lists, dicts = [lists], {"label": dicts}
+    assert_schema_or_one_line(PLACES[place](lists))
+    assert_schema_or_one_line(PLACES[place](dicts))

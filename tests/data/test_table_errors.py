@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from fedbudget.data import Categorical, Schema, from_table
+from fedbudget.data import Categorical, Schema, from_table, infer_schema
 from fedbudget.errors import DataError, InvalidInputError, MissingExtraError
 from tests.data.examples import SCHEMA, frame
 
@@ -101,6 +101,16 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
     [
         ({}, "neither device nor partition is given"),
         ({"device": "a", "partition": "column:b"}, "disagree"),
+        ({"device": "sensor", "partition": "iid:3"}, "'sensor' and .*'iid:3' disagree"),
+        ({"device": "sensor", "partition": "size:30,30"}, "'size:30,30' disagree"),
+        ({"device": "sensor", "partition": "dirichlet:3:0.5"}, ":3:0.5' disagree"),
+        ({"partition": 3}, "partition must be a text, got 3: write iid:16"),
+        ({"label": None, "device": "sensor"}, "label must name a column, got None"),
+        ({"device": 3}, "device must name a column, got 3"),
+        ({"device": "sensor", "schema": {}}, "it lacks 'label' and 'features'"),
+        ({"device": "sensor", "schema": 3}, "schema is a int, 3: pass a Schema"),
+        ({"device": "sensor", "schema": "s.json"}, "schema is a str, 's.json': pass"),
+        ({"device": "sensor", "missing": []}, r"missing=\[\] is not known"),
         ({"partition": "even:4"}, "not known: write"),
         ({"device": "alarm"}, "both 'alarm'"),
         ({"device": "sensor", "missing": "fill"}, "use 'error' or 'drop'"),
@@ -108,8 +118,14 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(InvalidInputError, match=message) as caught:
         from_table(frame(), **{"label": "alarm", **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_draft_needs_the_names_of_columns() -> None:
+    with pytest.raises(InvalidInputError, match="label must name a column, got None"):
+        infer_schema(frame(), label=None)  # type: ignore[arg-type]
 
 
 def test_a_missing_package_is_named_with_the_extra(

@@ -77,8 +77,15 @@ def test_without_a_schema_the_warning_names_the_columns_and_the_remedy() -> None
     with pytest.warns(NotPrivateWarning) as caught:
         data = from_table(frame(), label="alarm", device="sensor")
     message = str(caught[0].message)
-    for word in ("NOT PRIVATE", "'volts'", "'room'", "'alarm'", "schema=Schema("):
+    for word in (
+        "no privacy guarantee",
+        "'volts'",
+        "'room'",
+        "'alarm'",
+        "schema=Schema(",
+    ):
         assert word in message
+    assert "NOT PRIVATE" not in message  # the warning's own name says it
     assert caught[0].filename == __file__
     with pytest.warns(NotPrivateWarning) as caught:
         schema = infer_schema(frame(), label="alarm", device="sensor")
@@ -118,9 +125,16 @@ def test_rows_can_be_dealt_out(
     assert data.dissimilarity == dissimilarity
 
 
-def test_a_device_column_is_no_feature_even_when_rows_are_dealt_out_anew() -> None:
-    data = inferred(frame(), label="alarm", device="sensor", partition="iid:4")
-    assert not any("sensor" in name for name in data.feature_names)
+def test_a_device_column_may_be_named_twice_over() -> None:
+    options: dict[str, Any] = {"label": "alarm", "schema": SCHEMA}
+    both = from_table(frame(), device="sensor", partition="column:sensor", **options)
+    assert same(both, from_table(frame(), device="sensor", **options))
+
+
+def test_a_schema_may_be_a_plain_dict() -> None:
+    options: dict[str, Any] = {"label": "alarm", "device": "sensor"}
+    plain = from_table(frame(), schema=SCHEMA.to_dict(), **options)
+    assert same(plain, from_table(frame(), schema=SCHEMA, **options))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from pathlib import Path
 
 from fedbudget.data.adult import load_adult
 from fedbudget.data.dataset import Dataset, Part
-from fedbudget.data.schema import Categorical, Numeric, Schema
+from fedbudget.data.features import Categorical, Numeric
+from fedbudget.data.messages import shown
+from fedbudget.data.schema import Schema
 from fedbudget.data.tables import from_table, infer_schema
 from fedbudget.data.vehicle import load_standin, load_vehicle
 from fedbudget.errors import InvalidInputError
@@ -44,20 +46,19 @@ def load(
 102 columns, 2 classes, dissimilarity iid
     """
     if name == "adult":
+        split = "by-education" if split is None else split
         if path is not None:
             raise InvalidInputError(
-                f"path={str(path)!r} does not go with adult, which comes with the "
+                f"path={shown(path)} does not go with adult, which comes with the "
                 "package: leave it out, or use from_table for your own file"
             )
-        return load_adult(
-            split=split or "by-education", seed=seed, num_devices=num_devices
-        )
+        return load_adult(split=split, seed=seed, num_devices=num_devices)
     if name == "vehicle":
-        split = split or "by-sensor"
+        split = "by-sensor" if split is None else split
         if path is None:
             return load_standin(split=split, seed=seed, num_devices=num_devices)
         return load_vehicle(path, split=split, seed=seed, num_devices=num_devices)
     raise InvalidInputError(
-        f"data set {name!r} is not known: use adult or vehicle, or from_table for a "
-        "file of your own"
+        f"data set {shown(name)} is not known: use adult or vehicle, or from_table "
+        "for a file of your own"
     )

@@ -12,10 +12,13 @@ from typing import Literal
 
 import numpy as np
 
+from fedbudget.checks import whole
 from fedbudget.data.columns import Coded
 from fedbudget.data.dataset import Dataset, split_rows
+from fedbudget.data.features import Categorical
+from fedbudget.data.messages import shown
 from fedbudget.data.partitions import Dissimilarity, iid
-from fedbudget.data.schema import Categorical, Schema
+from fedbudget.data.schema import Schema
 from fedbudget.errors import InvalidInputError
 
 SPLITS = ("by-education", "iid")
@@ -74,10 +77,12 @@ def load_adult(
     """
     if split not in SPLITS:
         raise InvalidInputError(
-            f"split {split!r} is not known for adult: use {' or '.join(SPLITS)}"
+            f"split {shown(split)} is not known for adult: use {' or '.join(SPLITS)}"
         )
-    if files not in _FILES:
-        raise InvalidInputError(f"files={files!r} is not known: use 'train' or 'both'")
+    if files not in tuple(_FILES):
+        raise InvalidInputError(
+            f"files={shown(files)} is not known: use 'train' or 'both'"
+        )
     columns = _read(_FILES[files])
     x = SCHEMA.encode(columns)
     y = SCHEMA.encode_label(columns["income"])
@@ -86,13 +91,13 @@ def load_adult(
     if split == "by-education":
         if num_devices not in (None, 16):
             raise InvalidInputError(
-                f"num_devices={num_devices} does not go with split 'by-education', "
-                "which has 16: leave it out or use split 'iid'"
+                f"num_devices={shown(num_devices)} does not go with split "
+                "'by-education', which has 16: leave it out or use split 'iid'"
             )
         # Education predicts the label, and each device has but one: strongly unlike.
         ids, names, dissimilarity = education.codes, education.values, "strong"
     else:
-        num_devices = 16 if num_devices is None else num_devices
+        num_devices = 16 if num_devices is None else whole("num_devices", num_devices)
         ids = iid(len(y), num_devices, seed=seed)
         names = tuple(map(str, range(num_devices)))
     train, validation, test = split_rows(x, y, ids, seed=seed)

@@ -1,8 +1,11 @@
 """Columns in memory: numbers as float64, everything else as codes into a value list."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from difflib import get_close_matches
+from math import isnan
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +16,10 @@ from fedbudget.errors import DataError
 Codes: TypeAlias = NDArray[np.integer[Any]]
 Numbers: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
+
+TRUE = ("true", "True", "TRUE")
+FALSE = ("false", "False", "FALSE")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,27 +55,69 @@ def as_column(cells: Cells) -> Column:
     if types and all(issubclass(t, int | float | np.number) for t in types):
         numbers = [np.nan if cell is None else cell for cell in cells]
         return np.array(numbers, dtype=np.float64)
-    values = sorted({str(cell) for cell in cells if cell is not None})
-    index: dict[Any, int] = {value: code for code, value in enumerate(values)}
-    text = (cell if cell is None else str(cell) for cell in cells)
-    codes = [index.get(cell, -1) for cell in text]
-    return Coded(codes=np.array(codes, dtype=np.int32), values=tuple(values))
+    return as_coded(cells)
 
 
-def as_coded(column: Column) -> Coded:
-    """Return the column as categories; a whole number is spelt without a point.
+def as_coded(cells: Cells) -> Coded:
+    """Return any cells as categories, each spelt as `spelt` says; nothing is rounded.
 
     >>> as_coded(np.array([2.0, 0.5, 2.0])).values
     ('0.5', '2')
     """
-    if isinstance(column, Coded):
-        return column
-    numbers, codes = np.unique(column, return_inverse=True)  # all NaN become one, last
-    num_known = int(np.count_nonzero(~np.isnan(numbers)))
-    codes = np.where(codes < num_known, codes, -1).reshape(-1)
-    known = numbers[:num_known].tolist()
-    values = tuple(str(int(v)) if v.is_integer() else repr(v) for v in known)
-    return Coded(codes=codes, values=values)
+    if isinstance(cells, Coded):
+        return cells
+    if isinstance(cells, np.ndarray) and cells.dtype.kind in "fiub":
+        distinct, codes = np.unique(cells, return_inverse=True)  # NaN: one, the last
+        texts = [spelt(cell) for cell in distinct]
+        codes = codes.reshape(-1)
+        if texts and texts[-1] is None:
+            codes = np.where(codes < len(texts) - 1, codes, -1)
+        return Coded(codes=codes, values=tuple(t for t in texts if t is not None))
+    held = [spelt(cell) for cell in cells]
+    values = sorted({text for text in held if text is not None})
+    index: dict[str | None, int] = {value: code for code, value in enumerate(values)}
+    codes = np.array([index.get(text, -1) for text in held], dtype=np.int32)
+    return Coded(codes=codes, values=tuple(values))
+
+
+def spelt(cell: Any) -> str | None:
+    """Return the text of a category; None for an empty cell (None or NaN).
+
+    A truth value is 'true' or 'false', and a whole number has no point, so that 1, 1.0
+    and a float32 of it are one category wherever they come from.
+
+    >>> spelt(True), spelt(2.0), spelt(np.float32(0.1)), spelt(2**53 + 1)
+    ('true', '2', '0.1', '9007199254740993')
+    """
+    if cell is None:
+        return None
+    if isinstance(cell, bool | np.bool_):
+        return "true" if cell else "false"
+    if isinstance(cell, float | np.floating):
+        if isnan(cell):
+            return None
+        return str(int(cell)) if float(cell).is_integer() else str(cell)
+    return str(cell)
+
+
+def reading(text: str) -> str:
+    """Return what a text reads as: the same for all spellings of one number.
+
+    So too for the spellings of a truth value. Any other text is returned as it is.
+
+    >>> reading("1.50") == reading(" +01.5") == reading("15e-1"), reading("True")
+    (True, 'true')
+    """
+    bare = text.strip()
+    if bare in TRUE or bare in FALSE:
+        return "true" if bare in TRUE else "false"
+    if not _NUMBER.fullmatch(bare):
+        return text
+    sign, digits, exponent = Decimal(bare).as_tuple()
+    mantissa = "".join(map(str, digits)).lstrip("0")
+    shortest = mantissa.rstrip("0")
+    exponent = int(exponent) + len(mantissa) - len(shortest)
+    return f"{'-' * sign}{shortest}e{exponent}" if shortest else "0e0"
 
 
 def missing(column: Column) -> Bools:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedbudget.data.messages import counted
 from fedbudget.data.partitions import Dissimilarity, generator
+from fedbudget.data.rows import check_unit_ball
 from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.models import Labels, Rows
 
@@ -38,6 +40,13 @@ class Part:
             )
         if self.offsets[0] != 0 or bool(np.any(np.diff(self.offsets) < 0)):
             raise DataError("offsets must start at 0 and never fall: sort the rows")
+        check_unit_ball(self.x)
+        if self.y.dtype.kind == "f" and not np.isfinite(self.y).all():
+            row = int(np.argmin(np.isfinite(self.y)))
+            raise DataError(
+                f"y holds {self.y[row]} in row {row} (counted from 0), not a finite "
+                "number: replace it, or drop the row"
+            )
 
     def __len__(self) -> int:
         return len(self.y)
@@ -81,9 +90,10 @@ class Dataset:
             shape = (part.num_devices, part.x.shape[1])
             if shape != (len(self.device_names), len(self.feature_names)):
                 raise DataError(
-                    f"a part has {shape[0]} devices and {shape[1]} columns, the names "
-                    f"say {len(self.device_names)} and {len(self.feature_names)}: "
-                    "the parts and the names must agree"
+                    f"a part has {counted(shape[0], 'device')} and "
+                    f"{counted(shape[1], 'column')}, the names say "
+                    f"{len(self.device_names)} and {len(self.feature_names)}: the "
+                    " parts and the names must agree"
                 )
 
     def __str__(self) -> str:
@@ -91,9 +101,10 @@ class Dataset:
         total = len(self.train) + len(self.validation) + len(self.test)
         return (
             f"{self.name}: {'SYNTHETIC, ' if self.synthetic else ''}"
-            f"{self.num_devices} devices, {total} rows ({len(self.train)} train, "
-            f"{len(self.validation)} validation, {len(self.test)} test), "
-            f"{self.dim} columns, {kind}, dissimilarity {self.dissimilarity}"
+            f"{counted(self.num_devices, 'device')}, {counted(total, 'row')} "
+            f"({len(self.train)} train, {len(self.validation)} validation, "
+            f"{len(self.test)} test), {counted(self.dim, 'column')}, {kind}, "
+            f"dissimilarity {self.dissimilarity}"
         )
 
     __repr__ = __str__

@@ -7,11 +7,13 @@ from math import inf
 import numpy as np
 
 from fedbudget.data.columns import Coded, Column, as_coded
-from fedbudget.data.schema import Categorical, Feature, Numeric, Schema
+from fedbudget.data.features import Categorical, Feature, Numeric
+from fedbudget.data.schema import Schema
 from fedbudget.errors import DataError, NotPrivateWarning
 
 MOST_CLASSES = 1000  # more distinct values than this are an identifier, not a category
 MOST_NUMERIC_CLASSES = 20  # a numeric label with more distinct values is regression
+LARGEST_EXACT = 2**53  # float64 cannot tell larger whole numbers from their neighbours
 
 
 def schema_from_rows(
@@ -34,9 +36,9 @@ def schema_from_rows(
     target = _target(label, columns[label])
     names = ", ".join(map(repr, [*features, label]))
     warnings.warn(
-        f"NOT PRIVATE: the bounds and categories of columns {names} were read off "
-        "private rows, and no privacy guarantee covers them; pass schema=Schema(...) "
-        "with public bounds and categories instead",
+        f"the bounds and categories of columns {names} were read off private rows, "
+        "and no privacy guarantee covers them; pass schema=Schema(...) with public "
+        "bounds and categories instead",
         NotPrivateWarning,
         stacklevel=3,
     )
@@ -84,6 +86,13 @@ def _target(label: str, column: Column) -> Feature:
         bounds = _bounds(label, column)
         if len(np.unique(column)) > MOST_NUMERIC_CLASSES:
             return bounds
+        largest = float(np.abs(column).max())
+        if largest >= LARGEST_EXACT:
+            raise DataError(
+                f"label {label!r} holds numbers up to {largest:g}, and from "
+                f"{LARGEST_EXACT} on a decimal number may stand for several classes: "
+                "make the column text or whole numbers, or list the classes in a schema"
+            )
     classes = as_coded(column).values
     if len(classes) < 2:
         shown = repr(classes[0]) if classes else "none"

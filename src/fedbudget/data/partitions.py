@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedbudget.checks import whole
+from fedbudget.data.messages import counted, shown
 from fedbudget.errors import InvalidInputError
 
 DeviceIds: TypeAlias = NDArray[np.int64]
@@ -30,7 +32,7 @@ def generator(seed: int, *, stream: int = 0) -> np.random.Generator:
     """
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise InvalidInputError(
-            f"seed must be a whole number, zero or more, got {seed!r}: use 0"
+            f"seed must be a whole number, zero or more, got {shown(seed)}: use 0"
         )
     return np.random.default_rng((seed, stream))
 
@@ -51,7 +53,7 @@ def iid(num_rows: int, num_devices: int, *, seed: int = 0) -> DeviceIds:
     >>> np.bincount(iid(10, 4)).tolist()
     [3, 3, 2, 2]
     """
-    _check_enough_rows(num_rows, num_devices)
+    num_devices = _enough_rows(num_rows, num_devices)
     ids = np.arange(num_rows, dtype=np.int64) % num_devices
     return generator(seed).permutation(ids)
 
@@ -70,7 +72,7 @@ def by_size(num_rows: int, sizes: Sequence[float], *, seed: int = 0) -> DeviceId
             f"sizes must be a list of positive numbers, got {sizes}: "
             "give one count or one share per device"
         )
-    _check_enough_rows(num_rows, len(given))
+    _enough_rows(num_rows, len(given))
     counts = given if given.dtype.kind in "iu" else _counts(num_rows, given)
     if counts.sum() != num_rows:
         raise InvalidInputError(
@@ -94,7 +96,7 @@ def dirichlet(
     [0, 1, 2, 3]
     """
     y = np.asarray(labels)
-    _check_enough_rows(len(y), num_devices)
+    num_devices = _enough_rows(len(y), num_devices)
     if not 0 < alpha < inf:
         raise InvalidInputError(
             f"alpha must be positive and finite, got {alpha}: 0.1 is a strong skew, "
@@ -125,6 +127,14 @@ class Partition:
     sizes: tuple[float, ...] = ()
     alpha: float = 0.0
     column: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "column":
+            return f"column:{self.column}"
+        if self.kind == "size":
+            return f"size:{','.join(map(str, self.sizes))}"
+        skew = f":{self.alpha:g}" if self.kind == "dirichlet" else ""
+        return f"{self.kind}:{self.num_devices}{skew}"
 
     @property
     def dissimilarity(self) -> Dissimilarity:
@@ -185,17 +195,16 @@ def _positive(text: str) -> int:
     return number
 
 
-def _check_enough_rows(num_rows: int, num_devices: int) -> None:
-    """Refuse a partition which would leave a device empty."""
-    if num_devices < 1:
-        raise InvalidInputError(
-            f"num_devices must be at least 1, got {num_devices}: ask for one or more"
-        )
+def _enough_rows(num_rows: int, num_devices: int) -> int:
+    """Return the number of devices, if it leaves none of them empty."""
+    num_devices = whole("num_devices", num_devices)
     if num_rows < num_devices:
         raise InvalidInputError(
-            f"num_devices is {num_devices}, but there are only {num_rows} rows: ask "
-            f"for at most {num_rows} devices"
+            f"num_devices is {num_devices}, but there are only "
+            f"{counted(num_rows, 'row')}: ask for at most "
+            f"{counted(num_rows, 'device')}"
         )
+    return num_devices
 
 
 def _counts(num_rows: int, shares: NDArray[Any]) -> NDArray[np.int64]:

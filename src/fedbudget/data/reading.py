@@ -1,21 +1,28 @@
 """Read a file or a frame into columns; every source goes through one pyarrow table."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbudget.data.columns import Coded, Column, as_coded, check_name
+from fedbudget.data.columns import FALSE, TRUE, Coded, Column, as_coded, check_name
 from fedbudget.errors import DataError, MissingExtraError
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
-# Empty cells of a CSV file. In a frame or a Parquet file only real nulls and NaN are.
+# Empty cells of a CSV file, unless a schema lists such a text as a category. In a frame
+# or a Parquet file only real nulls and NaN are.
 NULLS = ["", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null"]
 
 
-def read_table(source: Any) -> Any:
+def read_table(source: Any, *, text: Mapping[str, Sequence[str]] | None = None) -> Any:
     """Return a pyarrow table from a path, or from any frame that speaks Arrow.
+
+    Args:
+        source: A path (.csv, .csv.gz, .parquet) or a frame.
+        text: Columns of a CSV file to keep as they are written, for a guessed type
+            would make 1 of 01; each with the texts that are never an empty cell.
 
     Raises:
         DataError: The source cannot be read, or has no rows or columns.
@@ -30,7 +37,7 @@ def read_table(source: Any) -> Any:
         raise MissingExtraError("reading tables", "pyarrow") from None
     try:
         if isinstance(source, str | Path):
-            table = _read_file(Path(source))
+            table = _read_file(Path(source), text or {})
         else:
             table = pa.table(source)
     except DataError:
@@ -62,7 +69,7 @@ def read_table(source: Any) -> Any:
     return table.select(kept)
 
 
-def _read_file(path: Path) -> Any:
+def _read_file(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
     """Read a CSV or Parquet file."""
     if not path.is_file():
         raise DataError(f"file {str(path)!r} is not there: check the path")
@@ -78,15 +85,37 @@ def _read_file(path: Path) -> Any:
         )
     if not path.stat().st_size:
         raise DataError(f"the table is empty: file {str(path)!r} has no header line")
-    from pyarrow import csv
+    return _read_csv(path, text)
+
+
+def _read_csv(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
+    """Read a CSV file; guess the types of all columns but those of text."""
+    import pyarrow as pa
+    from pyarrow import compute, csv
 
     options = csv.ConvertOptions(
         null_values=NULLS,
         strings_can_be_null=True,
-        true_values=["true", "True", "TRUE"],
-        false_values=["false", "False", "FALSE"],
+        true_values=list(TRUE),
+        false_values=list(FALSE),
+        column_types=dict.fromkeys(text, pa.large_string()),
     )
-    return csv.read_csv(path, convert_options=options)
+    table = csv.read_csv(path, convert_options=options)
+    names = table.column_names
+    # Only where cells were taken for empty is a second look at their texts needed.
+    again = [n for n in text if names.count(n) == 1 and table.column(n).null_count]
+    if not again:
+        return table
+    options.null_values = [""]
+    options.include_columns = again
+    written = csv.read_csv(path, convert_options=options)
+    for name in again:
+        cells = written.column(name)
+        nulls = pa.array([n for n in NULLS if n not in text[name]], pa.large_string())
+        empty = compute.is_in(compute.utf8_trim_whitespace(cells), value_set=nulls)
+        cells = compute.if_else(empty, pa.scalar(None, pa.large_string()), cells)
+        table = table.set_column(names.index(name), name, cells)
+    return table
 
 
 def read_column(table: Any, name: str) -> Column:
@@ -132,12 +161,56 @@ def read_categories(table: Any, name: str) -> Coded:
     array = _plain(table.column(name))
     if pa.types.is_binary(array.type) or pa.types.is_nested(array.type):
         raise DataError(
-            f"column {name!r} has type {array.type}, which cannot name a device: use "
-            "text or numbers"
+            f"column {name!r} has type {array.type}, which cannot name a device or a "
+            "category: use text or numbers"
         )
-    if pa.types.is_floating(array.type) or pa.types.is_boolean(array.type):
+    if pa.types.is_floating(array.type):  # in its own width: 0.1 stays 0.1
+        return as_coded(array.to_numpy(zero_copy_only=False))
+    if pa.types.is_boolean(array.type) or pa.types.is_null(array.type):
         return as_coded(read_column(table, name))
     return _coded_text(array)
+
+
+def read_devices(table: Any, name: str) -> Coded:
+    """Return a column as device names; those that are numbers in order of size.
+
+    Texts that differ are different devices, 7 and 007 too; 8.0 is written 8.
+
+    >>> read_devices(read_table({"id": ["10.0", "9.0", "10.0"]}), "id").values
+    ('9', '10')
+    """
+    import pyarrow as pa
+
+    coded = read_categories(table, name)
+    texts = pa.array(coded.values, pa.large_string())
+    try:
+        numbers = texts.cast(pa.float64()).to_numpy()
+    except pa.ArrowInvalid:  # not all are numbers: in the order of text already
+        return coded
+    values, whole = coded.values, [v.removesuffix(".0") for v in coded.values]
+    if len(set(whole)) == len(whole):
+        values = tuple(whole)
+    order = np.argsort(numbers, kind="stable")
+    rank = np.full(len(order) + 1, -1, dtype=np.int64)  # the last place is for code -1
+    rank[order] = np.arange(len(order))
+    return Coded(codes=rank[coded.codes], values=tuple(values[j] for j in order))
+
+
+def read_label(table: Any, name: str, *, most_classes: int) -> Column:
+    """Return a label of unknown kind: exact classes if it has few whole numbers.
+
+    >>> read_label(read_table({"y": [2**53, 2**53 + 1]}), "y", most_classes=20).values
+    ('9007199254740992', '9007199254740993')
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    check_name(table.column_names, name)
+    array = _plain(table.column(name))
+    if pa.types.is_integer(array.type):
+        if compute.count_distinct(array).as_py() <= most_classes:
+            return read_categories(table, name)
+    return read_column(table, name)
 
 
 def _plain(chunked: Any) -> Any:

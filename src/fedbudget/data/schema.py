@@ -5,124 +5,21 @@ schema may be published before any row is collected. Each row is then encoded on
 own, so that replacing one row changes no other, which the privacy guarantee needs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedbudget.data.columns import (
-    Cells,
-    Coded,
-    Column,
-    Numbers,
-    as_coded,
-    as_column,
-    named,
-)
+from fedbudget.data.columns import Cells, Numbers, as_coded, as_column, check_name
+from fedbudget.data.features import Categorical, Feature, Numeric, first_held
+from fedbudget.data.messages import listed, shown
+from fedbudget.data.rows import LARGEST_NORM, check_unit_ball
 from fedbudget.errors import DataError, InvalidInputError, MissingExtraError
 from fedbudget.models import Labels, Rows
 
-# Rows end a hair inside the unit ball: an entry's rounding to float32 is at most 2^-24
-# of it, so a row scaled to this norm stays at or below 1 exactly, not just nearly.
-LARGEST_NORM = 1 - 2.0**-23
-
 # Rows with at most this share of non-zero entries are stored as CSR.
 SPARSE_SHARE = 0.25
-
-
-@dataclass(frozen=True)
-class Numeric:
-    """A number with public bounds: clipped to [low, high], which becomes [-1, 1]."""
-
-    low: float
-    high: float
-    missing: float | None = None  # what an empty cell stands for; None: not allowed
-
-    def __post_init__(self) -> None:
-        if not (-inf < self.low < self.high < inf and self.high - self.low < inf):
-            raise InvalidInputError(
-                f"low must be below high, both finite, got low={self.low} and "
-                f"high={self.high}: give the public range of the column"
-            )
-        if self.missing is not None and not self.low <= self.missing <= self.high:
-            raise InvalidInputError(
-                f"missing={self.missing} is outside [{self.low}, {self.high}]: choose "
-                "a value inside"
-            )
-
-    def encode(self, name: str, column: Column) -> Numbers:
-        """Return numbers in [-1, 1]; shape (n,)."""
-        if isinstance(column, Coded):
-            shown = f"{column.values[0]!r}" if column.values else "nothing"
-            raise DataError(
-                f"column {name!r} holds text, such as {shown}, but the schema says "
-                "Numeric: make the column numeric or describe it as Categorical"
-            )
-        if self.missing is not None:
-            column = np.where(np.isnan(column), self.missing, column)
-        bad = ~np.isfinite(column)
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise DataError(
-                f"column {name!r} holds {column[row]} in row {row} (counted from 0), "
-                "not a finite number: replace it, or drop the row"
-            )
-        low, width = self.low, self.high - self.low
-        share = (np.clip(column, low, self.high) - low) / width
-        return np.clip(2 * share - 1, -1.0, 1.0)  # again: rounding may pass the end
-
-
-@dataclass(frozen=True)
-class Categorical:
-    """A category out of a public list; becomes one column per value."""
-
-    values: Sequence[str]  # kept as a tuple
-    missing: str | None = None  # the value an empty cell stands for; None: not allowed
-    other: Literal["error", "ignore"] = "error"  # an unlisted value; ignore: all zeros
-
-    def __post_init__(self) -> None:
-        alone = isinstance(self.values, str)  # a tuple of it would be its letters
-        object.__setattr__(self, "values", tuple(map(str, self.values)))
-        if alone or not self.values or len(set(self.values)) < len(self.values):
-            raise InvalidInputError(
-                f"values must be distinct and at least one, got {self.values[:5]}: "
-                "list each category once, [...]"
-            )
-        if self.missing is not None and self.missing not in self.values:
-            raise InvalidInputError(
-                f"missing={self.missing!r} is not among the values: add it to them"
-            )
-        if self.other not in ("error", "ignore"):
-            raise InvalidInputError(
-                f"other={self.other!r} is not known: use 'error' or 'ignore'"
-            )
-
-    def encode(self, name: str, column: Column) -> NDArray[np.int64]:
-        """Return the index of each row's value; -1 where the row gets only zeros."""
-        coded = as_coded(column)
-        index = {value: code for code, value in enumerate(self.values)}
-        # One place more, for code -1: an empty cell reads the last entry.
-        table = np.full(len(coded.values) + 1, -1, dtype=np.int64)
-        table[:-1] = [index.get(value, -1) for value in coded.values]
-        if self.missing is not None:
-            table[-1] = index[self.missing]
-        codes = table[coded.codes]
-        if self.other == "error" and bool((codes < 0).any()):
-            row = int(np.argmax(codes < 0))
-            code = int(coded.codes[row])
-            value = repr(coded.values[code]) if code >= 0 else "no value"
-            raise DataError(
-                f"column {name!r} holds {value} in row {row} (counted from 0), which "
-                f"is not one of its {len(self.values)} values: add it to the schema, "
-                "or set other='ignore' or missing= there"
-            )
-        return codes
-
-
-Feature = Numeric | Categorical
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +41,7 @@ class Schema:
     intercept: bool = True  # add a constant column, before rows are scaled
 
     def __post_init__(self) -> None:
+        self._check_types()
         object.__setattr__(self, "features", dict(self.features))
         if not self.features:
             raise InvalidInputError("features is empty: describe at least one column")
@@ -151,10 +49,49 @@ class Schema:
             raise InvalidInputError(
                 f"label {self.label!r} is also a feature: take it out of the features"
             )
-        if isinstance(self.target, Categorical) and len(self.target.values) < 2:
+        if isinstance(self.target, Categorical):
+            if len(self.target.values) < 2:
+                raise InvalidInputError(
+                    f"label {self.label!r} has one class, {self.target.values[0]!r}: "
+                    "list at least 2"
+                )
+            if self.target.other != "error":
+                raise InvalidInputError(
+                    f"label {self.label!r} has other={self.target.other!r}, which is "
+                    "for features only: leave it out, and drop rows of no class"
+                )
+        names = self.feature_names
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            also = ", or set intercept=False" if twice == "intercept" else ""
             raise InvalidInputError(
-                f"label {self.label!r} has one class, {self.target.values[0]!r}: "
-                "list at least 2"
+                f"features give two encoded columns the name {twice!r}: rename one of "
+                f"the table's columns{also}"
+            )
+
+    def _check_types(self) -> None:
+        """Refuse fields of another type, whose truth or length might pass for it."""
+        if not isinstance(self.features, Mapping):
+            raise InvalidInputError(
+                f"features must be a dict, got {shown(self.features)}: write "
+                "{'age': Numeric(0, 100)}"
+            )
+        for name in (self.label, *self.features):
+            if not isinstance(name, str):
+                raise InvalidInputError(
+                    f"a column's name must be a text, got {shown(name)}: name a column "
+                    "of the table"
+                )
+        for name, kind in {**self.features, self.label: self.target}.items():
+            if not isinstance(kind, Feature):
+                raise InvalidInputError(
+                    f"column {name!r} is described by {shown(kind)}: use Numeric(low, "
+                    "high) or Categorical(values)"
+                )
+        if not isinstance(self.intercept, bool):
+            raise InvalidInputError(
+                f"intercept must be true or false, got {shown(self.intercept)}: use "
+                "true to add a constant column"
             )
 
     @property
@@ -184,27 +121,43 @@ class Schema:
         Raises:
             DataError: A column or a value is not what the schema says.
         """
-        ready = {name: as_column(values) for name, values in columns.items()}
-        encoded = [
-            kind.encode(name, named(ready, name))
-            for name, kind in self.features.items()
-        ]
+        encoded = [self._encoded(name, columns) for name in self.features]
+        sizes = {name: len(e) for name, e in zip(self.features, encoded, strict=True)}
+        if len(set(sizes.values())) > 1:
+            raise DataError(f"columns differ in length, {shown(sizes)}: give all rows")
         square = np.full(len(encoded[0]), float(self.intercept))
         for entry in encoded:
             square += entry**2 if entry.dtype.kind == "f" else entry >= 0
         scale = LARGEST_NORM / np.maximum(LARGEST_NORM, np.sqrt(square))
         dim = len(self.feature_names)
         if (len(encoded) + self.intercept) <= SPARSE_SHARE * dim:
-            return self._sparse(encoded, scale, dim)
-        return self._dense(encoded, scale, dim)
+            x = self._sparse(encoded, scale, dim)
+        else:
+            x = self._dense(encoded, scale, dim)
+        check_unit_ball(x)  # again, for the privacy guarantee rests on it
+        return x
+
+    def _encoded(self, name: str, columns: Mapping[str, Cells]) -> Any:
+        """Return one feature's column: numbers in [-1, 1], or indices of values."""
+        check_name(columns, name)
+        kind, cells = self.features[name], columns[name]
+        if isinstance(kind, Numeric):
+            return kind.encode(name, as_column(cells))
+        return kind.encode(name, as_coded(cells))
 
     def encode_label(self, column: Cells) -> Labels:
         """Return class indices (int64), or targets in [-1, 1] (float64)."""
-        labels = self.target.encode(self.label, as_column(column))
-        if labels.dtype.kind == "i" and bool((labels < 0).any()):
+        if isinstance(self.target, Numeric):
+            return self.target.encode(self.label, as_column(column))
+        coded = as_coded(column)
+        labels = self.target.codes(coded)
+        bad = labels < 0
+        if bool(bad.any()):
+            held, _ = first_held(coded, bad)
             raise DataError(
-                f"label {self.label!r} holds a value that is no class: drop those "
-                "rows, for other='ignore' is for features only"
+                f"label {self.label!r} holds {held}, which is not one of its "
+                f"{len(self.target.values)} classes: correct it, drop the row, or add "
+                "the class to the label's values in the schema"
             )
         return labels
 
@@ -263,19 +216,47 @@ class Schema:
         >>> Schema.from_dict({"label": label, "features": features}).classes
         ('no', 'yes')
         """
-        try:
-            label = dict(plain["label"])
-            return cls(
-                label=label.pop("name"),
-                target=_feature("label", label),
-                features={n: _feature(n, f) for n, f in plain["features"].items()},
-                intercept=plain.get("intercept", True),
-            )
-        except (KeyError, AttributeError, TypeError) as error:
+        _check_keys("not a schema", plain, ("label", "features"), ("intercept",))
+        for part in ("label", "features"):
+            if not isinstance(plain[part], Mapping):
+                raise InvalidInputError(
+                    f"not a schema, {part} is {shown(plain[part])}: {_LAYOUT}"
+                )
+        label = dict(plain["label"])
+        if not isinstance(label.get("name"), str):
             raise InvalidInputError(
-                f"not a schema, {error} is missing or wrong: write label.name and "
-                "features.NAME, each with low and high, or values"
-            ) from None
+                f"not a schema, label.name is {shown(label.get('name'))}: name the "
+                "label's column, in quotes"
+            )
+        name = label.pop("name")
+        return cls(
+            label=name,
+            target=_feature(f"label {name!r}", label),
+            features={
+                n: _feature(f"column {n!r}", f) for n, f in plain["features"].items()
+            },
+            intercept=plain.get("intercept", True),
+        )
+
+
+_LAYOUT = "write label.name and features.NAME, each with low and high, or values"
+
+
+def _check_keys(
+    what: str, plain: Any, required: tuple[str, ...], optional: tuple[str, ...]
+) -> None:
+    """Refuse what is no dict, or lacks a key, or has one that means nothing."""
+    if not isinstance(plain, Mapping):
+        raise InvalidInputError(f"{what}, it is {shown(plain)}: {_LAYOUT}")
+    unknown = [key for key in plain if key not in (*required, *optional)]
+    if unknown:
+        raise InvalidInputError(
+            f"{what}, {shown(unknown[0])} is not known: use only "
+            f"{', '.join((*required, *optional))}"
+        )
+    lacking = [key for key in required if key not in plain]
+    if lacking:
+        raise InvalidInputError(f"{what}, it lacks {listed(lacking)}: {_LAYOUT}")
 
 
 def _plain(kind: Feature) -> dict[str, Any]:
@@ -288,12 +269,13 @@ def _plain(kind: Feature) -> dict[str, Any]:
     return plain if kind.missing is None else {**plain, "missing": kind.missing}
 
 
-def _feature(name: str, plain: Mapping[str, Any]) -> Feature:
+def _feature(where: str, plain: Any) -> Feature:
     """Read one feature."""
+    what = f"{where} is not described well"
+    listing = isinstance(plain, Mapping) and "values" in plain
+    required = ("values",) if listing else ("low", "high")
+    _check_keys(what, plain, required, ("missing", "other")[: 1 + listing])
     try:
-        return Categorical(**plain) if "values" in plain else Numeric(**plain)
-    except TypeError as error:
-        raise InvalidInputError(
-            f"column {name!r} is not described well, {error}: give low and high, "
-            "or values"
-        ) from None
+        return Categorical(**plain) if listing else Numeric(**plain)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{where}: {error}") from None

@@ -1,5 +1,6 @@
 """Your own table as a data set: CSV, Parquet, pandas, polars or pyarrow."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,10 +8,18 @@ import numpy as np
 
 from fedbudget.data.columns import Bools, Coded, Column, check_name, keep_rows, missing
 from fedbudget.data.dataset import Dataset, split_rows
-from fedbudget.data.inference import schema_from_rows
-from fedbudget.data.partitions import Partition, parse_partition
-from fedbudget.data.reading import read_categories, read_column, read_table
-from fedbudget.data.schema import Categorical, Schema
+from fedbudget.data.features import Categorical
+from fedbudget.data.inference import MOST_NUMERIC_CLASSES, schema_from_rows
+from fedbudget.data.messages import shown
+from fedbudget.data.partitions import SPELLINGS, Partition, parse_partition
+from fedbudget.data.reading import (
+    read_categories,
+    read_column,
+    read_devices,
+    read_label,
+    read_table,
+)
+from fedbudget.data.schema import Schema
 from fedbudget.errors import DataError, InvalidInputError
 
 
@@ -19,7 +28,7 @@ def from_table(
     *,
     label: str,
     device: str | None = None,
-    schema: Schema | None = None,
+    schema: Schema | Mapping[str, Any] | None = None,
     partition: str | Partition | None = None,
     seed: int = 0,
     missing: Literal["error", "drop"] = "error",
@@ -34,8 +43,9 @@ def from_table(
             Without one, a numeric column of more than 20 distinct values is regression.
         device: The column that names each row's device. Not a feature, unless the
             schema lists it.
-        schema: Public bounds and categories. Without it they are read off the rows, and
-            a `NotPrivateWarning` says so.
+        schema: Public bounds and categories, as a `Schema` or as the plain dict that
+            `Schema.from_dict` reads. Without it they are read off the rows, and a
+            `NotPrivateWarning` says so.
         partition: Instead of a device column, a way to deal the rows out: ``iid:16``,
             ``size:60,40``, ``dirichlet:16:0.3`` or ``column:NAME``.
         seed: Seeds the partition and the 80/10/10 split on every device.
@@ -58,18 +68,20 @@ dissimilarity mild
     """
     if missing not in ("error", "drop"):
         raise InvalidInputError(
-            f"missing={missing!r} is not known: use 'error' or 'drop'"
+            f"missing={shown(missing)} is not known: use 'error' or 'drop'"
         )
+    _check_names(label, device)
+    schema = _schema(schema)
     way = _way(device, partition)
-    table = read_table(source)
-    by = way.column or device
+    by = way.column or None
+    table = read_table(source, text=_texts(schema, by))
     columns = _columns(table, label=label, device=by, schema=schema)
-    owned = None if by is None else (by, read_categories(table, by))
+    owned = None if by is None else (by, read_devices(table, by))
     columns, owners = _without_gaps(columns, owned, schema, drop=missing == "drop")
     if schema is None:
         schema = schema_from_rows(columns, label=label, intercept=intercept)
     x, y = schema.encode(columns), schema.encode_label(columns[label])
-    if way.kind == "column" and owners is not None:
+    if owners is not None:
         ids, names = np.asarray(owners.codes), owners.values
     else:
         ids = way.device_ids(y, seed=seed)
@@ -95,13 +107,39 @@ def infer_schema(
     Emits a `NotPrivateWarning`: bounds and categories are read off private rows, and no
     guarantee covers them. Takes the sources that `from_table` takes.
     """
+    _check_names(label, device)
     table = read_table(source)
     columns = _columns(table, label=label, device=device, schema=None)
     complete, _ = _without_gaps(columns, None, None, drop=True)
     return schema_from_rows(complete, label=label, intercept=intercept)
 
 
-def _way(device: str | None, partition: str | Partition | None) -> Partition:
+def _check_names(label: Any, device: Any) -> None:
+    """Refuse what cannot name a column."""
+    if not isinstance(label, str):
+        raise InvalidInputError(
+            f"label must name a column, got {shown(label)}: name the column to predict"
+        )
+    if device is not None and not isinstance(device, str):
+        raise InvalidInputError(
+            f"device must name a column, got {shown(device)}: name the column that "
+            "says whose each row is"
+        )
+
+
+def _schema(given: Any) -> Schema | None:
+    """Return the schema, read if it is a plain dict."""
+    if given is None or isinstance(given, Schema):
+        return given
+    if isinstance(given, Mapping):
+        return Schema.from_dict(given)
+    raise InvalidInputError(
+        f"schema is a {type(given).__name__}, {shown(given)}: pass a Schema, or the "
+        "dict that Schema.from_dict reads"
+    )
+
+
+def _way(device: str | None, partition: Any) -> Partition:
     """Return how rows find their devices."""
     if partition is None:
         if device is None:
@@ -110,13 +148,31 @@ def _way(device: str | None, partition: str | Partition | None) -> Partition:
                 "device=, or deal the rows out with partition='iid:16'"
             )
         return Partition(kind="column", column=device)
-    way = parse_partition(partition) if isinstance(partition, str) else partition
-    if way.column and device not in (None, way.column):
+    if not isinstance(partition, str | Partition):
         raise InvalidInputError(
-            f"device={device!r} and partition 'column:{way.column}' disagree: give one "
-            "of them"
+            f"partition must be a text, got {shown(partition)}: write {SPELLINGS}"
+        )
+    way = parse_partition(partition) if isinstance(partition, str) else partition
+    if device not in (None, way.column):
+        raise InvalidInputError(
+            f"device={device!r} and partition {str(way)!r} disagree on whose a row is: "
+            "leave out partition to keep the table's devices; or leave out device, and "
+            "that column if it is no feature, to deal the rows out anew"
         )
     return way
+
+
+def _texts(schema: Schema | None, device: str | None) -> dict[str, tuple[str, ...]]:
+    """Return the columns that name categories, and the texts that the schema lists."""
+    kinds = {} if schema is None else {**schema.features, schema.label: schema.target}
+    texts = {
+        name: tuple(kind.values)
+        for name, kind in kinds.items()
+        if isinstance(kind, Categorical)
+    }
+    if device is not None and device not in kinds:
+        texts[device] = ()
+    return texts
 
 
 def _columns(
@@ -132,14 +188,20 @@ def _columns(
         )
     if schema is None:
         names = [name for name in table.column_names if name not in (label, device)]
-    elif schema.label != label:
+        found = {name: read_column(table, name) for name in names}
+        classes = MOST_NUMERIC_CLASSES
+        return {**found, label: read_label(table, label, most_classes=classes)}
+    if schema.label != label:
         raise InvalidInputError(
             f"label is {label!r}, but the schema describes {schema.label!r}: make them "
             "the same"
         )
-    else:
-        names = list(schema.features)
-    return {name: read_column(table, name) for name in [*names, label]}
+    return {
+        name: read_categories(table, name)
+        if isinstance(kind, Categorical)
+        else read_column(table, name)
+        for name, kind in {**schema.features, label: schema.target}.items()
+    }
 
 
 def _without_gaps(
@@ -178,10 +240,10 @@ def _without_gaps(
 
 
 def _allowed(schema: Schema | None, name: str) -> bool:
-    """Return whether the schema gives an empty cell of this feature a meaning."""
-    kind = schema.features.get(name) if schema is not None else None
-    if kind is None:
+    """Return whether the schema gives an empty cell of this column a meaning."""
+    if schema is None:
         return False
+    kind = schema.target if name == schema.label else schema.features[name]
     ignores = isinstance(kind, Categorical) and kind.other == "ignore"
     return ignores or kind.missing is not None
 

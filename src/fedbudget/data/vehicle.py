@@ -13,9 +13,11 @@ from zlib import error as ZlibError  # noqa: N812  # a class with a lower-case n
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.checks import whole
 from fedbudget.data.dataset import Dataset, split_rows
+from fedbudget.data.messages import shown
 from fedbudget.data.partitions import generator, iid
-from fedbudget.data.schema import LARGEST_NORM
+from fedbudget.data.rows import LARGEST_NORM
 from fedbudget.errors import (
     DataError,
     InvalidInputError,
@@ -75,6 +77,11 @@ def load_vehicle(
         DataError: The file is not there, is another file, or has another shape.
         MissingExtraError: scipy is not installed.
     """
+    if not isinstance(path, str | Path):
+        raise InvalidInputError(
+            f"path must be a file's name, got {shown(path)}: leave it out for the "
+            "stand-in"
+        )
     x, y, sensor = _read(Path(path), check=check)
     if standardise:
         warnings.warn(
@@ -151,16 +158,17 @@ def _dataset(
     x, y, ids = rows
     if split not in SPLITS:
         raise InvalidInputError(
-            f"split {split!r} is not known for vehicle: use {' or '.join(SPLITS)}"
+            f"split {shown(split)} is not known for vehicle: use {' or '.join(SPLITS)}"
         )
     num_sensors = int(ids.max()) + 1
     if split == "iid":
-        num_sensors = num_sensors if num_devices is None else num_devices
+        if num_devices is not None:
+            num_sensors = whole("num_devices", num_devices)
         ids = iid(len(y), num_sensors, seed=seed)
     elif num_devices not in (None, num_sensors):
         raise InvalidInputError(
-            f"num_devices={num_devices} does not go with split 'by-sensor', which has "
-            f"{num_sensors}: leave it out or use split 'iid'"
+            f"num_devices={shown(num_devices)} does not go with split 'by-sensor', "
+            f"which has {num_sensors}: leave it out or use split 'iid'"
         )
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     scaled = (x * (LARGEST_NORM / np.maximum(LARGEST_NORM, norms))).astype(np.float32)
