@@ -4,11 +4,11 @@ import sys
 from typing import Any
 
 import numpy as np
-from fedbudget.devices.kernels import RoundPlan, run_rounds
-from fedbudget.devices.rows import pack_one_hot, pack_rows
 from measuring import Measuring
 
 import fedbudget
+from fedbudget.devices.kernels import RoundPlan, run_rounds
+from fedbudget.devices.rows import pack_one_hot, pack_rows
 from fedbudget.models import Hinge, Logistic
 
 
