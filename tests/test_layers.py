@@ -15,8 +15,7 @@ LAYERS = (
     {"training"},
     {"devices", "fleet", "reporting"},
     {"paper"},
-    {"cli", "ui"},
-    {"__main__"},
+    {"__main__", "cli", "ui"},
 )
 LEVEL = {unit: level for level, layer in enumerate(LAYERS) for unit in layer}
 TOP = len(LAYERS) - 1
