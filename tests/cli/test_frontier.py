@@ -29,7 +29,13 @@ def test_the_table_shows_shape_schedule_and_prices(
 ) -> None:
     result = run(capsys, *FLEET, *GRID)
     assert (result.code, result.err) == (0, "")
-    for words in ("cost 1000", "█", "▁", "per unit of more epsilon", "per unit of more cost"):
+    for words in (
+        "cost 1000",
+        "█",
+        "▁",
+        "per unit of more epsilon",
+        "per unit of more cost",
+    ):
         assert words in result.out
     assert "does not pay for one round" in result.out
 

@@ -8,6 +8,7 @@ import numba
 import numpy as np
 import pytest
 
+from fedbudget.devices import kernels
 from fedbudget.devices.kernels import RoundPlan, device_replies, run_rounds, sweep_runs
 from fedbudget.devices.local import Batch, Sampling, local_steps, weighted_mean
 from fedbudget.devices.rows import PackedRows, pack_one_hot, pack_rows
@@ -111,7 +112,10 @@ def test_smaller_batches_in_other_lanes_have_the_references_distribution(
     assert_same_distribution(swept[3], reference_runs(PLAN, 2500))
 
 
-def test_results_do_not_depend_on_the_number_of_threads() -> None:
+def test_results_do_not_depend_on_the_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels, "_WORTH_THREADS", 0.0)  # so short a run takes one
     rng = np.random.default_rng(3)
     columns = np.stack([g * 4 + rng.integers(0, 4, 600) for g in range(4)], axis=1)
     offsets = np.arange(0, 601, 2)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedbudget.devices.local import SAMPLINGS
 from fedbudget.devices.round_plan import RoundPlan, check_plan, per_device
-from fedbudget.devices.rows import PackedRows
+from fedbudget.devices.rows import DenseRows, OneHotRows, PackedRows
 from fedbudget.errors import InvalidInputError
 from fedbudget.models import Floats, Huber
 
@@ -45,6 +45,8 @@ _PER_RUN = (
     "noisy",
 )
 _LANES = 16
+# Threads wait for each other in every round: on a busy machine that takes milliseconds.
+_WORTH_THREADS = 0.5e-3  # seconds of a round on one core
 _FEW_PLANS = 3  # up to so many plans run faster one by one than side by side
 
 
@@ -70,7 +72,11 @@ def run_rounds(
     blocks = min(packed.num_devices, _compiled().BLOCKS)
     partial = np.empty((blocks, len(start)))
     key = np.uint64(seed), first_step
-    _compiled().rounds_over_devices(layout, models, key, work, memory, partial)
+    if _num_threads() == 1 or _round_time(packed, plan) < _WORTH_THREADS:
+        run = _compiled().rounds_alone
+    else:
+        run = _compiled().rounds_over_devices
+    run(layout, models, key, work, memory, partial)
     return _from_lanes(models[1:], packed, work)[:, 0]
 
 
@@ -169,6 +175,21 @@ def _compiled() -> "ModuleType":
     from fedbudget.devices import rounds
 
     return rounds
+
+
+def _round_time(packed: PackedRows, plan: RoundPlan) -> float:
+    """Estimate the seconds of one round on one core; good to a factor of two."""
+    rows = packed.rows
+    if isinstance(rows, DenseRows):
+        per_row = 0.08e-9 * rows.width
+    elif isinstance(rows, OneHotRows):
+        per_row = 0.4e-9 * 4 * len(rows.words)  # four codes in a word
+    else:
+        per_row = 1e-9 * len(rows.values) / max(1, len(rows.y))
+    sizes = packed.num_samples if plan.sampling == "full" else plan.batch_size
+    batch = float(np.mean(np.asarray(sizes)))
+    step = 0.1e-6 + batch * per_row + 1.5e-9 * packed.num_params
+    return float(packed.num_devices * plan.tau * step)
 
 
 def _num_threads() -> int:

@@ -150,6 +150,19 @@ def rounds_over_devices(
 
 
 @compiled
+def rounds_alone(
+    rows: Any, models: Any, key: Any, work: Any, memory: Any, partial: Any
+) -> None:
+    """Do the same on the calling thread, to the same last bit."""
+    for r in range(len(models) - 1):
+        round_key = (key[0], key[1] + r * work.tau)
+        sum_blocks(rows, models[r], (0, 1), round_key, work, memory, partial)
+        finish_round(partial, round_key, work, memory, models[r + 1])
+        if r > 0:
+            add_momentum(models[r + 1], models[r], models[r - 1], work.momentum)
+
+
+@compiled
 def some_replies(
     rows: Any, start: Any, share: Any, key: Any, work: Any, memory: Any, replies: Any
 ) -> None:
