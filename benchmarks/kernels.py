@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from peers import jax_rounds, numpy_rounds
+from baselines import jax_rounds, numpy_rounds
 
 from fedbudget.devices.kernels import RoundPlan, run_rounds, sweep_runs
 from fedbudget.devices.rows import PackedRows, pack_one_hot, pack_rows
