@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,6 +20,9 @@ from fedbudget.privacy.runs import NoisyGradients
 # Calibration aims this far below the budget's rho, so that a strict ledger which adds
 # up the same steps in another order does not refuse the last one.
 SLACK = 1e-9
+
+# Epsilon, delta, and what was spent before: what a device may still release.
+Limits: TypeAlias = tuple[ArrayLike, ArrayLike, ArrayLike]
 
 
 class Accountant(ABC):
@@ -44,7 +48,6 @@ class Accountant(ABC):
         `at_most` is an epsilon known to be enough: it only makes the answer faster.
         """
 
-    @abstractmethod
     def noise_multiplier(
         self,
         *,
@@ -58,8 +61,9 @@ class Accountant(ABC):
 
         Infinite where `prior_mu` has already spent the budget.
         """
+        limits = (epsilon, delta, prior_mu)
+        return self._noise_multiplier(limits, steps, sampling_probability)
 
-    @abstractmethod
     def max_steps(
         self,
         *,
@@ -70,6 +74,18 @@ class Accountant(ABC):
         prior_mu: ArrayLike = 0.0,
     ) -> Array:
         """Return the largest K that each device's noise allows; whole numbers."""
+        limits = (epsilon, delta, prior_mu)
+        return self._max_steps(limits, noise_multiplier, sampling_probability)
+
+    @abstractmethod
+    def _noise_multiplier(
+        self, limits: Limits, steps: ArrayLike, sampling_probability: ArrayLike
+    ) -> Array: ...
+
+    @abstractmethod
+    def _max_steps(
+        self, limits: Limits, multiplier: ArrayLike, sampling_probability: ArrayLike
+    ) -> Array: ...
 
     def noise_std(
         self, *, lipschitz: ArrayLike, batch_size: ArrayLike, **budget: ArrayLike
@@ -109,40 +125,23 @@ class GaussianAccountant(Accountant):
             np.hypot(run.mu, floats(prior_mu)), delta, at_most=at_most
         )
 
-    def noise_multiplier(
-        self,
-        *,
-        epsilon: ArrayLike,
-        delta: ArrayLike,
-        steps: ArrayLike,
-        sampling_probability: ArrayLike = 1.0,
-        prior_mu: ArrayLike = 0.0,
+    def _noise_multiplier(
+        self, limits: Limits, steps: ArrayLike, sampling_probability: ArrayLike
     ) -> Array:
-        """Return the least noise multiplier that keeps each device within budget."""
         del sampling_probability  # no amplification is claimed
-        rho = self._rho_left(epsilon, delta, prior_mu)
         with np.errstate(divide="ignore"):
-            return np.sqrt(2 * floats(steps) / rho)
+            return np.sqrt(2 * floats(steps) / self._rho_left(limits))
 
-    def max_steps(
-        self,
-        *,
-        epsilon: ArrayLike,
-        delta: ArrayLike,
-        noise_multiplier: ArrayLike,
-        sampling_probability: ArrayLike = 1.0,
-        prior_mu: ArrayLike = 0.0,
+    def _max_steps(
+        self, limits: Limits, multiplier: ArrayLike, sampling_probability: ArrayLike
     ) -> Array:
-        """Return the largest K that each device's noise allows."""
         del sampling_probability
-        rho = self._rho_left(epsilon, delta, prior_mu)
         # The half slack undoes what calibration held back, and no more.
-        steps = rho * (1 + SLACK / 2) * floats(noise_multiplier) ** 2 / 2
-        return np.floor(steps)
+        rho = self._rho_left(limits) * (1 + SLACK / 2)
+        return np.floor(rho * floats(multiplier) ** 2 / 2)
 
-    def _rho_left(
-        self, epsilon: ArrayLike, delta: ArrayLike, prior_mu: ArrayLike
-    ) -> Array:
+    def _rho_left(self, limits: Limits) -> Array:
+        epsilon, delta, prior_mu = limits
         rho = floats(self.mu_from_epsilon(epsilon, delta)) ** 2 / 2
         spent = floats(prior_mu) ** 2 / 2
         return np.maximum(rho * (1 - SLACK) - spent, 0.0)

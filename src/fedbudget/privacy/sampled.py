@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedbudget.checks import Array, floats
-from fedbudget.privacy.accountants import GDP, Accountant
+from fedbudget.privacy.accountants import GDP, Accountant, Limits
 from fedbudget.privacy.runs import NoisyGradients, dp_accounting_or_raise, dp_event
 
 # Noise multiplier, sampling probability, and how many steps (none is fine).
@@ -51,38 +51,17 @@ class PldAccountant(Accountant):
         columns = [column for kind in steps for column in kind]
         return _over_distinct(_pld_epsilon, delta, prior_mu, *columns)
 
-    def noise_multiplier(
-        self,
-        *,
-        epsilon: ArrayLike,
-        delta: ArrayLike,
-        steps: ArrayLike,
-        sampling_probability: ArrayLike = 1.0,
-        prior_mu: ArrayLike = 0.0,
+    def _noise_multiplier(
+        self, limits: Limits, steps: ArrayLike, sampling_probability: ArrayLike
     ) -> Array:
-        """Return the least noise multiplier that keeps each device within budget."""
         return _over_distinct(
-            _pld_noise_multiplier, epsilon, sampling_probability, steps, delta, prior_mu
+            _pld_noise_multiplier, *limits, steps, sampling_probability
         )
 
-    def max_steps(
-        self,
-        *,
-        epsilon: ArrayLike,
-        delta: ArrayLike,
-        noise_multiplier: ArrayLike,
-        sampling_probability: ArrayLike = 1.0,
-        prior_mu: ArrayLike = 0.0,
+    def _max_steps(
+        self, limits: Limits, multiplier: ArrayLike, sampling_probability: ArrayLike
     ) -> Array:
-        """Return the largest K that each device's noise allows."""
-        return _over_distinct(
-            _pld_max_steps,
-            epsilon,
-            noise_multiplier,
-            sampling_probability,
-            delta,
-            prior_mu,
-        )
+        return _over_distinct(_pld_max_steps, *limits, multiplier, sampling_probability)
 
 
 def _pld_epsilon(delta: float, prior: float, *runs: float) -> float:
@@ -125,7 +104,7 @@ def _pld_accountant(largest: float) -> Any:
 
 
 def _pld_noise_multiplier(
-    epsilon: float, probability: float, steps: float, delta: float, prior: float
+    epsilon: float, delta: float, prior: float, steps: float, probability: float
 ) -> float:
     """Find the root from above: sampling never needs more noise than no sampling."""
     dp_accounting_or_raise()
@@ -155,7 +134,7 @@ def _pld_noise_multiplier(
 
 
 def _pld_max_steps(
-    epsilon: float, multiplier: float, probability: float, delta: float, prior: float
+    epsilon: float, delta: float, prior: float, multiplier: float, probability: float
 ) -> float:
     def affordable(steps: int) -> bool:
         return _pld_epsilon(delta, prior, multiplier, probability, steps) <= epsilon
