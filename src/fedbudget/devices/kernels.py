@@ -45,8 +45,8 @@ _PER_RUN = (
     "noisy",
 )
 _LANES = 16
-# Threads wait for each other in every round: on a busy machine that takes milliseconds.
-_WORTH_THREADS = 0.5e-3  # seconds of a round on one core
+# Threads wait for each other in every round: a shorter one is faster on one of them.
+_WORTH_THREADS = 0.1e-3  # seconds of a round on one core
 _FEW_PLANS = 3  # up to so many plans run faster one by one than side by side
 
 
