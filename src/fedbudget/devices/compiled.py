@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 # Threads that wait for each other at the end of a round spin for a moment, then sleep.
-# Sleeping at once costs a third of the speed on an idle machine; spinning on takes, on a
-# busy one, the very core that a late thread waits for: rounds took up to 100 times as
-# long. Read when the thread pool starts; the user's own setting stands.
+# Sleeping at once costs a third of the speed on an idle machine. Spinning on takes, on
+# a busy one, the very core that a late thread waits for: rounds took up to 100 times
+# as long. Read when the thread pool starts; the user's own setting stands.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
