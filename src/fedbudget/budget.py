@@ -32,7 +32,7 @@ class Budget:
             "delta": within(
                 "delta",
                 self.delta,
-                above=0,
+                least=1e-100,  # far below any use, and far above where numbers end
                 below=1,
                 remedy="take less than one over the number of samples of a device",
             ),
