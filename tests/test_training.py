@@ -217,6 +217,18 @@ class TestTheDeviceDecides:
             fb.train(PLAN.without_privacy(), devices)
         assert (devices.ledger.epsilon == 0).all()
 
+    def test_what_measuring_cost_is_in_the_devices_epsilon(self) -> None:
+        measured = fb.Constant(value=0.2, source="measured privately", mu=0.3)
+        problem = DATA.problem().with_constants(smoothness=measured)
+        plan = fb.plan(problem, BUDGET, PRICES)
+        devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES)
+        run = fb.train(plan, devices)
+        assert run.rounds[-1]["answered"] == 4
+        assert devices.ledger.epsilon == pytest.approx(plan.epsilon)
+        without = fb.SimulatedDevices(DATA)
+        fb.train(replace(plan, prior_mu=np.zeros(4)), without)
+        assert (without.ledger.epsilon < 0.99 * devices.ledger.epsilon).all()
+
     def test_a_second_run_finds_the_budget_spent(self) -> None:
         devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES)
         fb.train(PLAN, devices)

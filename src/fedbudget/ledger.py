@@ -55,6 +55,7 @@ class Ledger:
         self.num_devices = whole("num_devices", num_devices)
         self._plain = ZCDP if accountant_named(accountant) is ZCDP else GDP
         self._mu_sq = np.zeros(num_devices)
+        self._prior_sq = np.zeros(num_devices)
         self._sampled: list[tuple[Array, Array, Array]] = []
         self._cost = np.zeros(num_devices)
         self.budget = budget  # None: everything is counted, nothing refused
@@ -75,6 +76,13 @@ class Ledger:
     def epsilon(self) -> Array:
         """Spent so far, at the budget's delta; shape (M,)."""
         return self._epsilon(self._mu_sq, self._sampled)
+
+    def count_prior(self, mu: ArrayLike) -> None:
+        """Count what was spent before any run: constants measured on these rows.
+
+        Told again, as every plan for the devices does, it is not counted twice.
+        """
+        self._prior_sq = np.maximum(self._prior_sq, floats(mu) ** 2)
 
     def charge(self, charge: Charge, *, who: Bools | None = None) -> Bools:
         """Charge the devices that can pay, of those in `who`, and say which they are.
@@ -109,12 +117,12 @@ class Ledger:
     ) -> Bools:
         if sampled:
             return np.asarray(self._epsilon(mu_sq, sampled) <= self._limits[1])
-        return np.asarray(mu_sq <= self._limits[0])
+        return np.asarray(mu_sq + self._prior_sq <= self._limits[0])
 
     def _epsilon(
         self, mu_sq: Array, sampled: list[tuple[Array, Array, Array]]
     ) -> Array:
-        mu = np.sqrt(mu_sq)
+        mu = np.sqrt(mu_sq + self._prior_sq)
         if sampled:
             pld = PldAccountant()
             return pld.epsilon_of_steps(sampled, delta=self._delta, prior_mu=mu)

@@ -118,9 +118,9 @@ def _momentum(local: Array, beta: Array, rounds: Array) -> tuple[Array, Array]:
 def _power(base: Array, exponent: Array) -> Array:
     """Return base^exponent for whole exponents; zero to the zero is one."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        sign = np.where((base.real < 0) & (exponent % 2 == 1), -1.0, 1.0)
         if np.iscomplexobj(base):
             return np.asarray(base**exponent)
+        sign = np.where((base < 0) & (exponent % 2 == 1), -1.0, 1.0)
         return np.asarray(sign * np.abs(base) ** exponent)
 
 
