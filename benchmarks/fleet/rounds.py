@@ -1,0 +1,151 @@
+"""How long rounds take, and how many bytes: `python benchmarks/fleet/rounds.py`.
+
+Sixteen devices with Adult's rows by education (102 parameters), a coordinator and
+mosquitto (or the embedded broker, if that is not installed), each a process of its own,
+over mutual TLS on loopback. Seconds are the coordinator's, from sending an order until
+its average is on disk. Bytes are counted on the wire of one device, TLS and
+acknowledgements included, by a relay between it and the broker. Memory is a device's
+resident set while it holds its rows.
+
+Devices write their ledgers to disk before and after every step, and here sixteen of
+them share one disk, which no real fleet does: so the same is measured once more with
+all files in memory.
+"""
+
+import os
+import re
+import select
+import socket
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+import fedbudget as fb
+from fedbudget.fleet.demo import TrialFleet
+from fedbudget.fleet.trial import Terms
+
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+TERMS = Terms(epsilon=4, cost=1000, communication=10, computation=1)
+
+
+class Relay:
+    """Passes bytes on to a broker, and counts them."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.sent = self.received = 0  # by the device
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            device, _ = self._listener.accept()
+            broker = socket.create_connection(("127.0.0.1", self._target))
+            for end in (device, broker):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            arguments = (device, broker)
+            threading.Thread(target=self._pass_on, args=arguments, daemon=True).start()
+
+    def _pass_on(self, device: socket.socket, broker: socket.socket) -> None:
+        while True:
+            for source in select.select([device, broker], [], [])[0]:
+                data = source.recv(65536)
+                if not data:
+                    device.close()
+                    broker.close()
+                    return
+                if source is device:
+                    self.sent += len(data)
+                    broker.sendall(data)
+                else:
+                    self.received += len(data)
+                    device.sendall(data)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return a process's resident set (Linux)."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", text)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def fsync_seconds(folder: Path) -> float:
+    """Return how long it takes to have a page on disk, the median of many."""
+    seconds = []
+    with open(folder / "page", "wb") as file:
+        for _ in range(50):
+            began = time.perf_counter()
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+            seconds.append(time.perf_counter() - began)
+    return float(np.median(seconds))
+
+
+def measure(base: str | None) -> dict[str, str]:
+    """Run a fleet whose files are below `base`, and return what was measured."""
+    data = fb.load("adult", split="by-education", seed=0)
+    marks: list[tuple[int, int, int]] = []  # round, and bytes so far
+    sizes: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="fedbudget-rounds-", dir=base) as folder:
+        fleet = TrialFleet(Path(folder), data, TERMS, deploy=DEPLOY)
+        broker = "mosquitto" if "mosquitto" in fleet.broker.command[0] else "amqtt"
+        relay = Relay(fleet.port)
+        watched = int(np.argmax(data.num_samples))
+        policy = Path(fleet.devices[watched].arguments[-1])
+        text = policy.read_text()
+        policy.write_text(text.replace(f"port = {fleet.port}", f"port = {relay.port}"))
+
+        def mark(status: dict[str, object]) -> None:
+            done = status.get("rounds_closed")
+            if isinstance(done, int) and done > 0:
+                marks.append((done, relay.sent, relay.received))
+            pid = fleet.devices[watched].pid
+            if pid is not None:
+                sizes.append(resident_bytes(pid))
+
+        with ExitStack() as stack:
+            fleet.start(stack)
+            fleet.wait(mark)
+        seconds, plan = np.array(fleet.round_seconds()), fleet.plan()
+        sync = fsync_seconds(Path(folder))
+    (first, sent0, received0), (last, sent1, received1) = marks[0], marks[-1]
+    rounds = max(1, last - first)
+    model = plan.model.num_params(plan.dim) * 4  # single precision
+    ends = np.percentile(seconds, [5, 95])
+    return {
+        "broker": broker,
+        "devices": f"{plan.num_devices}",
+        "rounds, local steps in each": f"{plan.rounds}, {plan.tau}",
+        "one fsync, seconds": f"{sync:.4f}",
+        "seconds per round, median": f"{np.median(seconds):.3f}",
+        "5 to 95 %": f"{ends[0]:.3f} to {ends[1]:.3f}",
+        "bytes of the model": f"{model}",
+        "bytes to a device per round": f"{(received1 - received0) / rounds:.0f}",
+        "bytes from a device per round": f"{(sent1 - sent0) / rounds:.0f}",
+        "goal: at most, each way": f"{1.1 * model + 300:.0f}",
+        "memory of the largest device": f"{max(sizes) / 1e6:.0f} MB",
+    }
+
+
+def main() -> int:
+    """Measure with all ledgers on one disk, and with each on storage that is free."""
+    columns = {"one disk for all": measure(None)}
+    if Path("/dev/shm").is_dir():
+        columns["in memory"] = measure("/dev/shm")
+    print(f"{'ledgers':30}" + "".join(f" {name:>18}" for name in columns))
+    for name in columns["one disk for all"]:
+        cells = (f" {found[name]:>18}" for found in columns.values())
+        print(f"{name:30}" + "".join(cells))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

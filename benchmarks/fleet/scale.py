@@ -1,0 +1,191 @@
+"""A thousand devices on one broker: `python benchmarks/fleet/scale.py [devices]`.
+
+Every device is a client of its own on mosquitto, over mutual TLS with its own
+certificate, but all of them live in one process and answer with the order's own model:
+what is measured is the broker, the connections and the coordinator.
+"""
+
+import resource
+import selectors
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+
+import fedbudget as fb
+from fedbudget.fleet import topics
+from fedbudget.fleet.certificates import COORDINATOR, identity_of, make_certificates
+from fedbudget.fleet.channel import Message
+from fedbudget.fleet.checkpoints import Checkpoints
+from fedbudget.fleet.codec import decode
+from fedbudget.fleet.coordinator import FleetDevices
+from fedbudget.fleet.messages import Declaration, Reply, RoundOrder
+from fedbudget.fleet.mqtt import Broker, Connection
+from fedbudget.fleet.roster import Roster, gather
+from fedbudget.fleet.signing import Signer
+from fedbudget.fleet.trial import free_port, listens, mosquitto, wait_until
+from fedbudget.training import Order
+
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+DIM, ROUNDS = 102, 5
+
+
+def declaration(name: str) -> Declaration:
+    return Declaration(
+        device=name,
+        num_samples=100,
+        dim=DIM,
+        loss="logistic",
+        num_classes=1,
+        epsilon=4.0,
+        delta=1e-4,
+        cost=1000.0,
+        communication_price=100.0,
+        computation_price=1.0,
+        accountant="gdp",
+        least_noise_multiplier=1.0,
+    )
+
+
+class Clients:
+    """Many devices in one process, driven by one thread.
+
+    A `Connection` has a thread of its own, which waits with select() and so cannot
+    serve more than a few hundred in one process; here epoll does.
+    """
+
+    def __init__(self, certs: Path, port: int, names: list[str]) -> None:
+        self.inbox: SimpleQueue[Message] = SimpleQueue()
+        self._selector = selectors.DefaultSelector()
+        self._stopping = threading.Event()
+        self.connections: dict[str, Connection] = {}
+        for name in names:
+            self.connections[name] = Connection(
+                Broker(port=port, identity=identity_of(certs, name)),
+                name=name,
+                topics=topics.device_reads(name),
+                will=(topics.status(name), topics.OFFLINE),
+                inbox=self.inbox,
+            )
+        self._thread = threading.Thread(target=self._drive, daemon=True)
+
+    def start(self) -> None:
+        """Connect all, one after the other, and wait until all are there."""
+        for name, connection in self.connections.items():
+            connection.keep(topics.declare(name), declaration(name).to_bytes())
+            client = connection._client
+            client.connect("127.0.0.1", connection.broker.port, keepalive=600)
+            self._selector.register(client.socket(), selectors.EVENT_READ, client)
+        self._thread.start()
+        for connection in self.connections.values():
+            if not connection.wait_connected(60):
+                raise SystemExit(f"{connection.name} has no connection")
+
+    def stop(self) -> None:
+        """Leave them to the end of the process."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _drive(self) -> None:
+        while not self._stopping.is_set():
+            for key, _ in self._selector.select(0.2):
+                key.data.loop_read()
+                while key.fileobj.pending():  # decrypted already: no more events
+                    key.data.loop_read()
+            while not self.inbox.empty():
+                self._answer(self.inbox.get())
+            for connection in self.connections.values():
+                if connection._client.want_write():
+                    connection._client.loop_write()
+
+    def _answer(self, message: Message) -> None:
+        connection = self.connections[message.receiver]
+        if topics.parse(message.topic)[0] == "order" and message.payload:
+            order = RoundOrder.from_bytes(decode(message.payload)[0])
+            reply = Reply(
+                device=connection.name,
+                run=order.run,
+                round=order.round,
+                code="answered",
+                theta=order.theta,
+            )
+            connection.publish(topics.reply(connection.name), reply.to_bytes())
+        connection.acknowledge(message)
+
+
+def main() -> int:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    names = [f"device-{number:05d}" for number in range(count)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(7)[1],) * 2)
+    with tempfile.TemporaryDirectory(prefix="fedbudget-scale-") as home:
+        folder, certs, port = Path(home), Path(home) / "certs", free_port()
+        make_certificates(certs, names)
+        broker = mosquitto(DEPLOY, certs=certs, folder=folder / "broker", port=port)
+        if broker is None:
+            print("mosquitto is not installed: apt-get install mosquitto")
+            return 1
+        with ExitStack() as stack:
+            stack.callback(broker.start().stop)
+            wait_until(lambda: listens(port), "mosquitto", child=broker)
+            # Before the others: its thread waits with select(), which counts to 1023.
+            connection = Connection(
+                Broker(port=port, identity=identity_of(certs, COORDINATOR)),
+                name=COORDINATOR,
+                topics=topics.coordinator_reads(),
+            )
+            stack.callback(connection.start().stop)
+            connection.wait_connected(30)
+            began = time.monotonic()
+            clients = Clients(certs, port, names)
+            stack.callback(clients.stop)
+            clients.start()
+            connected = time.monotonic() - began
+            seconds, answers = run_rounds(connection, folder, certs, count)
+    print(f"{'devices, one mosquitto':34} {count}, mutual TLS, loopback")
+    print(f"{'seconds to connect all of them':34} {connected:.1f}")
+    print(f"{'answers per round':34} {min(answers)} to {max(answers)}")
+    print(f"{'seconds per round, median':34} {np.median(seconds):.2f}")
+    print(f"{'seconds per round, slowest':34} {max(seconds):.2f}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{'memory of all clients':34} {peak:.0f} MB")
+    return 0 if min(answers) == count else 1
+
+
+def run_rounds(
+    connection: Connection, folder: Path, certs: Path, count: int
+) -> tuple[list[float], list[int]]:
+    roster = Roster()
+    declared = gather(connection, roster, count=count, seconds=300)
+    plan = fb.plan(
+        fb.Problem(num_samples=[100] * count, dim=DIM),
+        fb.Budget(epsilon=4, cost=1000),
+        fb.Prices(communication=100, computation=1),
+        weights="uniform",
+    )
+    checkpoints = Checkpoints(folder / "coordinator.sqlite")
+    devices = FleetDevices(
+        connection,
+        declared,
+        signer=Signer.read(certs / "coordinator.sign"),
+        checkpoints=checkpoints,
+        deadline=120,
+        minimum=count,
+        roster=roster,
+    )
+    devices.check(plan)
+    answers, theta = [], np.zeros(DIM)
+    for number in range(1, ROUNDS + 1):
+        replies = devices.run_round(Order(number=number, theta=theta, plan=plan))
+        answers.append(int(replies.answered.sum()))
+    seconds = checkpoints.round_seconds()
+    checkpoints.close()
+    return seconds, answers
+
+
+if __name__ == "__main__":
+    sys.exit(main())

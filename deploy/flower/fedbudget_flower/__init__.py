@@ -1,0 +1,1 @@
+"""The two ends of Flower: neither decides anything."""

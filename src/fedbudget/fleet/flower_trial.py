@@ -1,0 +1,118 @@
+"""A fleet over Flower on this machine: SuperLink, SuperNodes, guards; see `demo`.
+
+All on loopback, without TLS and as one user, which is for a trial only. Flower's
+programs are told to call nobody: no telemetry, no question for updates.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedbudget.errors import MissingExtraError, TrainingError
+from fedbudget.fleet.demo import TrialFleet
+from fedbudget.fleet.trial import Child, free_port, listens, wait_until, write_site
+
+
+@dataclass
+class FlowerTrial(TrialFleet):
+    """The processes of a fleet over Flower; `deploy` is where its app is."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.nodes = [self._node(name) for name in self.names]
+
+    def start(self, stack: ExitStack) -> None:
+        """Start everything; the stack ends it."""
+        home = self.folder / "flwr"
+        home.mkdir(parents=True)
+        address = f'address = "127.0.0.1:{self.port}"'
+        (home / "config.toml").write_text(
+            f"[superlink.trial]\n{address}\ninsecure = true\n"
+        )
+        stack.callback(self.broker.start().stop)
+        for device, name in zip(self.devices, self.names, strict=True):
+            stack.callback(device.start().stop)
+            wait_until(self._door(name).exists, f"guard {name}", child=device)
+        wait_until(lambda: listens(self.port), "the SuperLink", child=self.broker)
+        for node in self.nodes:
+            stack.callback(node.start().stop)
+        stack.callback(self.server.start().stop)
+
+    def wait(self, on_status: Callable[[dict[str, Any]], None]) -> None:
+        """Wait for the run's end, showing what it does meanwhile."""
+        super().wait(on_status)
+        if not (self.folder / "out" / "run" / "model.npz").exists():
+            raise TrainingError(f"the run has failed: see {self.server.log}")
+
+    def _door(self, name: str) -> Path:
+        return self.folder / name / "guard.sock"
+
+    def _broker(self) -> Child:
+        return self._flower(
+            "superlink",
+            *("flower-superlink", "--insecure", "--port", str(self.port)),
+            "--disable-runtime-dependency-installation",
+        )
+
+    def _device(self, m: int) -> Child:
+        name = self.names[m]
+        policy = write_site(
+            self.folder / name,
+            name,
+            self.data.train.device(m),
+            self.terms,
+            certs=self.certs,
+            socket=self._door(name),
+        )
+        return Child(("device", str(policy)), self.log_of(name))
+
+    def _node(self, name: str) -> Child:
+        return self._flower(
+            f"{name}-supernode",
+            *("flower-supernode", "--insecure", "--port", str(free_port())),
+            *("--superlink", f"127.0.0.1:{self.port}"),
+            *("--node-config", f'guard="{self._door(name).resolve()}"'),
+        )
+
+    def _server(self) -> Child:
+        assert self.deploy is not None
+        count = self.data.num_devices
+        config = {
+            "out": str((self.folder / "out").resolve()),
+            "signing-key": str((self.certs / "coordinator.sign").resolve()),
+            "devices": count,
+            "wait": 300.0,
+            "deadline": self.deadline,
+            "minimum": count if self.minimum is None else self.minimum,
+            "status-port": self.status_port,
+            "name": "demo",
+            "dissimilarity": self.data.dissimilarity,
+        }
+        words = [
+            f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
+            for key, value in config.items()
+        ]
+        return self._flower(
+            "run",
+            *("flwr", "run", str(self.deploy / "flower"), "trial", "--stream"),
+            *("--run-config", " ".join(words)),
+        )
+
+    def _flower(self, log: str, name: str, *arguments: str) -> Child:
+        """Return one of Flower's programs, from this Python's environment."""
+        here = str(Path(sys.executable).parent)
+        program = shutil.which(name, path=here)
+        if program is None:
+            raise MissingExtraError("a fleet over Flower", "flwr", "flower")
+        settings = {
+            "FLWR_HOME": str((self.folder / "flwr").resolve()),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PATH": f"{here}:{os.environ.get('PATH', '')}",  # they start each other
+        }
+        return Child(arguments, self.log_of(log), command=(program,), settings=settings)

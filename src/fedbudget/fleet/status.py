@@ -1,0 +1,111 @@
+"""What a run is doing, over HTTP on this machine: JSON, and Prometheus' text format.
+
+    GET /status    the state of the run and of every device, as JSON
+    GET /metrics   the same for Prometheus
+
+All figures are what devices declared and what orders said; no private number is here.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeAlias
+
+from fedbudget.errors import RecordError
+
+Source: TypeAlias = Callable[[], dict[str, Any]]
+
+_PER_DEVICE = (
+    ("answered", "counter", "Rounds that a device answered in time."),
+    ("late", "counter", "Rounds that a device answered too late; it has paid."),
+    ("refused", "counter", "Rounds that a device refused."),
+    ("dropped", "counter", "Messages of a device that were thrown away."),
+    ("epsilon", "gauge", "Privacy that a device has spent at most."),
+    ("cost", "gauge", "Cost that a device has spent at most, in its own unit."),
+)
+
+
+class StatusServer:
+    """Serves the status until it is closed; port 0 takes any that is free."""
+
+    def __init__(self, source: Source, *, port: int, host: str = "127.0.0.1") -> None:
+        class Handler(_Handler):
+            status = staticmethod(source)
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise RecordError(
+                f"status port {port} cannot be used ({error.strerror}): choose another"
+            ) from None
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    status: Source
+    server_version, sys_version = "fedbudget", ""
+
+    def do_GET(self) -> None:
+        if self.path in ("/", "/status"):
+            self._send("application/json", json.dumps(self.status()) + "\n")
+        elif self.path == "/metrics":
+            kind = "text/plain; version=0.0.4; charset=utf-8"
+            self._send(kind, "".join(f"{line}\n" for line in metrics(self.status())))
+        else:
+            self.send_error(404, "try /status or /metrics")
+
+    def _send(self, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: who looks at the status is no news."""
+
+
+def metrics(status: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of Prometheus' text format for a status."""
+    for name, key, told in (
+        ("rounds_closed", "rounds_closed", "Rounds that are over."),
+        ("rounds_planned", "rounds", "Rounds that the plan has."),
+        ("last_round_seconds", "last_round_seconds", "How long the last round took."),
+    ):
+        if status.get(key) is not None:
+            yield from _head(name, "gauge", told)
+            yield f"fedbudget_{name} {status[key]}"
+    devices = status.get("devices", [])
+    yield from _head("device_online", "gauge", "Whether a device is connected.")
+    for device in devices:
+        yield f"fedbudget_device_online{_label(device)} {int(bool(device['online']))}"
+    for key, kind, told in _PER_DEVICE:
+        name = f"device_{key}{'_total' if kind == 'counter' else ''}"
+        yield from _head(name, kind, told)
+        for device in devices:
+            value = "+Inf" if device[key] is None else device[key]
+            yield f"fedbudget_{name}{_label(device)} {value}"
+
+
+def _head(name: str, kind: str, told: str) -> Iterator[str]:
+    yield f"# HELP fedbudget_{name} {told}"
+    yield f"# TYPE fedbudget_{name} {kind}"
+
+
+def _label(device: dict[str, Any]) -> str:
+    return f'{{device="{device["name"]}"}}'  # names hold no quotes: messages check it

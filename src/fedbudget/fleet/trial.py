@@ -1,0 +1,204 @@
+"""A fleet on one machine: devices' folders, and processes that may be killed.
+
+The demonstration, the benchmarks and the tests use it. Every part is a process of its
+own, as it would be on machines of their own.
+"""
+
+import getpass
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedbudget.errors import TrainingError
+from fedbudget.fleet.certificates import identity_of
+from fedbudget.models import Labels, Rows
+
+
+def free_port() -> int:
+    """Return a port on loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What the owner of a device on trial decides."""
+
+    epsilon: float
+    delta: float = 1e-4
+    cost: float
+    communication: float
+    computation: float
+    least_noise_multiplier: float = 1.0
+    loss: str = "logistic"
+
+
+def write_site(
+    folder: Path,
+    name: str,
+    rows: tuple[Rows, Labels],
+    terms: Terms,
+    *,
+    certs: Path,
+    port: int | None = None,
+    socket: Path | None = None,
+) -> Path:
+    """Write a device's rows and its owner's policy; return the policy's path.
+
+    Orders come over a broker at a port of this machine, or over a socket.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    x, y = rows
+    dense = np.asarray(x.toarray() if hasattr(x, "toarray") else x, np.float32)
+    np.savez(folder / "rows.npz", x=dense, y=np.asarray(y, int))
+    if socket is None:
+        files = vars(identity_of(certs, name))
+        tls = {key: str(path.resolve()) for key, path in files.items()}
+        way = {"broker": {"host": "127.0.0.1", "port": port} | tls}
+    else:
+        way = {"socket": {"file": str(socket)}}
+    trusted = (certs / "coordinator.pub").read_text().strip()
+    path = folder / "policy.toml"
+    path.write_text(_policy(name, terms, trusted, way))
+    return path
+
+
+def _policy(
+    name: str, terms: Terms, trusted: str, way: Mapping[str, Mapping[str, object]]
+) -> str:
+    sections: dict[str, Mapping[str, object]] = {
+        "data": {"file": "rows.npz", "loss": terms.loss, "lineage": name},
+        "budget": {"epsilon": terms.epsilon, "delta": terms.delta, "cost": terms.cost},
+        "prices": {
+            "communication": terms.communication,
+            "computation": terms.computation,
+        },
+        "orders": {
+            "trusted": [trusted],
+            "least_noise_multiplier": terms.least_noise_multiplier,
+        },
+        **way,
+    }
+    lines = [f"device = {json.dumps(name)}"]
+    for section, values in sections.items():
+        lines += ["", f"[{section}]"]
+        # JSON's texts, numbers and lists are TOML's too.
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+@dataclass
+class Child:
+    """A command of this package in a process of its own."""
+
+    arguments: Sequence[str]
+    log: Path
+    command: Sequence[str] = (sys.executable, "-m", "fedbudget")
+    settings: Mapping[str, str] = field(default_factory=dict)  # of its environment
+    _process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+
+    def start(self) -> "Child":
+        """Start it, or start it again."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        # One thread each: their rounds are short, and there are many of them.
+        threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                [*self.command, *self.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | threads | dict(self.settings),
+            )
+        return self
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """How it ended; none while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for its end and return how it ended; none if it goes on."""
+        assert self._process is not None
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ask it to end, and insist."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._process.wait()
+
+
+def mosquitto(deploy: Path, *, certs: Path, folder: Path, port: int) -> Child | None:
+    """Return mosquitto with the configuration of `deploy`; none if not installed."""
+    program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    text = (deploy / "mosquitto" / "fedbudget.conf").read_text()
+    for shipped, ours in (
+        ("/etc/mosquitto/certs", certs.resolve()),
+        ("/etc/mosquitto/fedbudget.acl", deploy / "mosquitto" / "fedbudget.acl"),
+        ("/var/lib/mosquitto/", f"{folder.resolve()}/"),
+        ("listener 8883", f"listener {port} 127.0.0.1"),
+    ):
+        text = text.replace(shipped, str(ours))
+    # Started by root it would become a user who cannot read the trial's keys.
+    config = folder / "mosquitto.conf"
+    config.write_text(f"user {getpass.getuser()}\n{text}")
+    return Child(("-c", str(config)), folder / "broker.log", command=(program,))
+
+
+def wait_until(
+    reached: Callable[[], bool], what: str, *, child: Child, seconds: float = 60.0
+) -> None:
+    """Wait for something that a child brings about.
+
+    Raises:
+        TrainingError: It has ended, or it takes too long; its last words are told.
+    """
+    end = time.monotonic() + seconds
+    while not reached():
+        if child.code is not None or time.monotonic() > end:
+            told = child.log.read_text(errors="replace").strip().splitlines()
+            last = told[-1] if told else "nothing"
+            raise TrainingError(f"{what} did not come: its process says {last!r}")
+        time.sleep(0.05)
+
+
+def listens(port: int) -> bool:
+    """Return whether somebody listens on a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

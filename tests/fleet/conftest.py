@@ -1,0 +1,48 @@
+"""What the tests of a fleet share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedbudget.fleet.certificates import make_certificates
+from tests.fleet.brokers import MOSQUITTO, BrokerProcess
+
+NAMES = tuple(f"device-{number}" for number in range(16))
+
+
+@pytest.fixture(scope="session")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The keys of a small fleet."""
+    folder = tmp_path_factory.mktemp("certs")
+    make_certificates(folder, NAMES)
+    return folder
+
+
+def new_broker(kind: str, certs: Path, folder: Path) -> BrokerProcess:
+    """Return a broker that is not started yet; skip if it is not installed."""
+    if kind == "mosquitto" and MOSQUITTO is None:
+        pytest.skip("mosquitto is not installed: apt-get install mosquitto")
+    return BrokerProcess(kind, certs, folder)
+
+
+@pytest.fixture(scope="module", params=["amqtt", "mosquitto"])
+def broker(
+    request: pytest.FixtureRequest,
+    certs: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[BrokerProcess]:
+    """A running broker of each kind."""
+    folder = tmp_path_factory.mktemp(request.param)
+    with new_broker(request.param, certs, folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def any_broker(
+    certs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
+    """One running broker: the faster one, if it is installed."""
+    kind = "amqtt" if MOSQUITTO is None else "mosquitto"
+    with BrokerProcess(kind, certs, tmp_path_factory.mktemp("broker")) as running:
+        yield running

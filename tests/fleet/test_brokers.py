@@ -1,0 +1,140 @@
+"""Real brokers: what is delivered, what is refused, and what survives a kill."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedbudget.fleet import topics
+from fedbudget.fleet.certificates import COORDINATOR, identity_of, make_certificates
+from fedbudget.fleet.channel import Message
+from fedbudget.fleet.mqtt import Broker, Connection
+from tests.fleet.brokers import BrokerProcess
+
+RUN = bytes(16)
+
+
+@contextmanager
+def connected(
+    broker: BrokerProcess, name: str, *, holds: str | None = None
+) -> Iterator[Connection]:
+    """Connect under a name, with the certificate of that name or of another."""
+    reads = topics.device_reads(name)
+    if name == COORDINATOR:
+        reads = topics.coordinator_reads()
+    where = Broker(port=broker.port, identity=identity_of(broker.certs, holds or name))
+    will = None
+    if name != COORDINATOR:
+        will = (topics.status(name), topics.OFFLINE)
+    with Connection(where, name=name, topics=reads, will=will) as connection:
+        connection.wait_connected(2 if holds else 15)
+        if name == COORDINATOR:
+            received(connection, 99, seconds=0.2)  # what earlier tests have left
+        yield connection
+        if name == COORDINATOR:
+            connection.publish(topics.order(RUN), b"", retain=True)
+            connection.flush(5)
+
+
+def received(connection: Connection, count: int, seconds: float = 10) -> list[Message]:
+    """Return the next messages, acknowledged."""
+    found: list[Message] = []
+    end = time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < end:
+        message = connection.receive(0.1)
+        if message is not None:
+            connection.acknowledge(message)
+            found.append(message)
+    return found
+
+
+def payloads(messages: list[Message]) -> list[bytes]:
+    return [message.payload for message in messages]
+
+
+def test_orders_go_out_and_replies_come_in(broker: BrokerProcess) -> None:
+    with (
+        connected(broker, COORDINATOR) as server,
+        connected(broker, "device-0") as one,
+        connected(broker, "device-1") as two,
+    ):
+        server.publish(topics.order(RUN), b"order", retain=True)
+        server.publish(topics.offer("device-0"), b"offer", retain=True)
+        assert sorted(payloads(received(one, 2))) == [b"offer", b"order"]
+        assert payloads(received(two, 2, seconds=1)) == [b"order"]
+        one.publish(topics.reply("device-0"), b"answer")
+        assert payloads(received(server, 1)) == [b"answer"]
+
+
+def test_a_device_that_slept_catches_up(broker: BrokerProcess) -> None:
+    with connected(broker, COORDINATOR) as server:
+        server.publish(topics.order(RUN), b"order", retain=True)
+        assert server.flush(5)
+        with connected(broker, "device-2") as late:
+            assert payloads(received(late, 1)) == [b"order"]
+
+
+def test_a_device_speaks_and_reads_only_as_itself(broker: BrokerProcess) -> None:
+    with (
+        connected(broker, COORDINATOR) as server,
+        connected(broker, "device-4") as thief,
+        connected(broker, "device-5") as victim,
+    ):
+        thief.publish(topics.reply("device-5"), b"forged")
+        thief.publish(topics.order(RUN), b"forged")
+        thief.publish(topics.declare("device-5"), b"forged", retain=True)
+        thief._client.subscribe([("fedbudget/#", 1), (topics.offer("device-5"), 1)])
+        thief.publish(topics.reply("device-4"), b"honest")
+        assert payloads(received(server, 2, seconds=1)) == [b"honest"]
+        server.publish(topics.offer("device-5"), b"secret", retain=True)
+        assert payloads(received(victim, 2, seconds=1)) == [b"secret"]
+        assert payloads(received(thief, 1, seconds=0.5)) == []
+
+
+def test_a_certificate_of_another_name_does_not_help(broker: BrokerProcess) -> None:
+    with (
+        connected(broker, COORDINATOR) as server,
+        connected(broker, "device-7", holds="device-6") as thief,
+    ):
+        # mosquitto takes the certificate's name instead, amqtt refuses.
+        server.publish(topics.offer("device-7"), b"secret", retain=True)
+        thief.publish(topics.reply("device-7"), b"forged")
+        assert payloads(received(server, 1, seconds=1)) == []
+        assert payloads(received(thief, 1, seconds=0.5)) == []
+
+
+def test_who_dies_is_reported(broker: BrokerProcess) -> None:
+    with connected(broker, COORDINATOR) as server:
+        with connected(broker, "device-8") as device:
+            device.publish(topics.status("device-8"), topics.ONLINE, retain=True)
+            assert payloads(received(server, 1)) == [topics.ONLINE]
+            cable = device._client.socket()
+            assert cable is not None
+            cable.close()  # as if it were pulled
+            assert topics.OFFLINE in payloads(received(server, 1))
+
+
+def test_a_broker_that_was_killed_is_found_again(broker: BrokerProcess) -> None:
+    with (
+        connected(broker, COORDINATOR) as server,
+        connected(broker, "device-10") as device,
+    ):
+        broker.kill()
+        server.publish(topics.order(RUN), b"while it was away", retain=True)
+        broker.start()
+        assert payloads(received(device, 1, seconds=30)) == [b"while it was away"]
+
+
+# paho leaves the socket of a refused handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_broker_without_our_certificate_is_refused(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    make_certificates(tmp_path / "other", ["device-12"])
+    where = Broker(
+        port=broker.port, identity=identity_of(tmp_path / "other", "device-12")
+    )
+    with Connection(where, name="device-12", topics=()) as stranger:
+        assert not stranger.wait_connected(2)

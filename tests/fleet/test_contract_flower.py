@@ -1,0 +1,314 @@
+"""The contract of the `Devices` seam, over Flower's messages and real guards.
+
+Messages, records, the ClientApp and the guards behind sockets are real; what lies
+between, a SuperLink, is a queue in memory here. test_flower.py runs the real ones.
+"""
+
+import importlib.util
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedbudget as fb
+from fedbudget.data import Dataset
+from fedbudget.fleet import topics
+from fedbudget.fleet.channel import Message as Heard
+from fedbudget.fleet.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator import FleetDevices
+from fedbudget.fleet.device import Device
+from fedbudget.fleet.doorway import serve_socket
+from fedbudget.fleet.flower import PARCEL, FlowerChannel
+from fedbudget.fleet.parcels import pack
+from fedbudget.fleet.policy import Policy, read_policy
+from fedbudget.fleet.roster import Roster, gather
+from fedbudget.fleet.signing import Signer
+from fedbudget.fleet.trial import Terms, write_site
+from fedbudget.training import Devices
+from tests.contract_devices import DATA, LARGE, PRICES, DevicesContract, Make, plan_for
+from tests.fleet.examples import declaration
+
+pytest.importorskip("flwr", reason="flwr is not installed: docs/fleet.md says how")
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+APP = Path(__file__).parents[2] / "deploy" / "flower" / "fedbudget_flower"
+
+
+@pytest.fixture(autouse=True)
+def inside_a_server_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower notes who sends a message; a ServerApp's process sets it."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def client_app() -> Any:
+    """Return the ClientApp of deploy/flower."""
+    spec = importlib.util.spec_from_file_location("app", APP / "client_app.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.app
+
+
+class MemoryGrid:
+    """What a ServerApp sees of Flower; each node has the ClientApp and a guard."""
+
+    def __init__(self) -> None:
+        self.guards: dict[int, Path] = {}  # by node
+        self.away: set[int] = set()  # connected, but silent
+        self.messages: list[Message] = []
+        self._replies: dict[str, Message] = {}
+        self._app = client_app()
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.guards)
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        for message in messages:
+            number = f"message-{len(self.messages)}"
+            message.metadata.__dict__["_message_id"] = number
+            self.messages.append(message)
+            if message.metadata.dst_node_id not in self.away:
+                self._replies[number] = self.answer(message)
+        return [message.metadata.message_id for message in messages]
+
+    def answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        context = Context(1, node, {"guard": str(self.guards[node])}, RecordDict(), {})
+        return self._app(message, context)
+
+    def pull_messages(self, numbers: list[str]) -> list[Message]:
+        return [self._replies.pop(n) for n in numbers if n in self._replies]
+
+
+@dataclass
+class Fleet:
+    """Guards in threads of this process, and a coordinator that may be replaced."""
+
+    folder: Path
+    certs: Path
+    grid: MemoryGrid = field(default_factory=MemoryGrid)
+    threads: list[threading.Thread] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+    checkpoints: Checkpoints | None = None
+
+    def start(self, data: Dataset, budget: fb.Budget, prices: fb.Prices) -> None:
+        count = data.num_devices
+        limits = zip(*budget.per_device(count), strict=True)
+        for m, (epsilon, delta, cost) in enumerate(limits):
+            terms = Terms(
+                epsilon=float(epsilon),
+                delta=float(delta),
+                cost=float(cost),
+                communication=float(np.broadcast_to(prices.communication, count)[m]),
+                computation=float(np.broadcast_to(prices.computation, count)[m]),
+                least_noise_multiplier=1e-9,
+            )
+            door = self.folder / f"{m}.sock"
+            path = write_site(
+                self.folder / data.device_names[m],
+                data.device_names[m],
+                data.train.device(m),
+                terms,
+                certs=self.certs,
+                socket=door,
+            )
+            policy = read_policy(path)
+            thread = threading.Thread(target=self._live, args=(policy,), daemon=True)
+            thread.start()
+            self.threads.append(thread)
+            while not knock(door):
+                thread.join(0.01)
+            self.grid.guards[m + 10] = door
+
+    def _live(self, policy: Policy) -> None:
+        device = Device(policy)
+        assert policy.socket is not None
+        serve_socket(device, policy.socket, self.stop)
+        device.close()
+
+    def coordinate(self, count: int) -> FleetDevices:
+        """Return a coordinator's side; one that was there before has died."""
+        self.end_coordinator()
+        channel = FlowerChannel(self.grid, ttl=20, poll=0.01)
+        roster = Roster()
+        declared = gather(channel, roster, count=count, seconds=20)
+        self.checkpoints = Checkpoints(self.folder / "coordinator.sqlite")
+        return FleetDevices(
+            channel,
+            declared,
+            signer=Signer.read(self.certs / "coordinator.sign"),
+            checkpoints=self.checkpoints,
+            deadline=20,
+            precision="float64",
+            roster=roster,
+        )
+
+    def end_coordinator(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.close()
+
+    def end(self) -> None:
+        self.stop.set()
+        self.end_coordinator()
+        for door, thread in zip(self.grid.guards.values(), self.threads, strict=True):
+            knock(door)  # a guard notices at once
+            thread.join(10)
+
+
+def knock(door: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(door)) == 0
+
+
+class TestFlowerDevices(DevicesContract):
+    """The same contract that simulated and MQTT devices fulfil."""
+
+    @pytest.fixture
+    def make(self, certs: Path, tmp_path: Path) -> Iterator[Make]:
+        fleets: list[Fleet] = []
+
+        def new(
+            data: Dataset,
+            *,
+            budget: fb.Budget,
+            prices: fb.Prices,
+            after: Devices | None = None,
+        ) -> Devices:
+            if after is None:
+                folder = tmp_path / str(len(fleets))
+                folder.mkdir()
+                fleets.append(Fleet(folder, certs))
+                fleets[-1].start(data, budget, prices)
+            return fleets[-1].coordinate(data.num_devices)
+
+        yield new
+        for fleet in fleets:
+            fleet.end()
+
+
+@pytest.fixture
+def fleet(certs: Path, tmp_path: Path) -> Iterator[Fleet]:
+    found = Fleet(tmp_path, certs)
+    found.start(DATA, LARGE, PRICES)
+    yield found
+    found.end()
+
+
+def drain(channel: FlowerChannel) -> list[Heard]:
+    """Return all that comes in, until nothing does."""
+    return list(iter(lambda: channel.receive(0.05), None))
+
+
+def test_a_message_to_a_node_is_void_after_the_deadline(fleet: Fleet) -> None:
+    fleet.coordinate(4)
+    assert {message.metadata.ttl for message in fleet.grid.messages} == {20}
+
+
+def test_a_device_that_was_away_is_sent_the_newest_order_only(fleet: Fleet) -> None:
+    channel = FlowerChannel(fleet.grid, ttl=20, poll=0.01)
+    gather(channel, Roster(), count=4, seconds=20)
+    channel.keep(topics.offer("device-0"), b"offer")
+    fleet.grid.away = {10}
+    for number in range(3):
+        channel.keep(topics.order(bytes(16)), b"order %d" % number)
+        drain(channel)
+    sent = fleet.grid.messages[4:]
+    assert len(sent) == 1  # the first is on its way, and the others wait
+    fleet.grid._replies[sent[0].metadata.message_id] = fleet.grid.answer(sent[0])
+    drain(channel)
+    parcels = [m.content[PARCEL][PARCEL] for m in fleet.grid.messages[4:]]
+    offer, order = topics.offer("device-0"), topics.order(bytes(16))
+    assert parcels == [
+        pack([(offer, b"offer"), (order, b"order 0")]),
+        pack([(order, b"order 2")]),
+    ]
+
+
+def test_a_guard_that_is_not_there_is_told_and_tried_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedbudget.fleet.flower._AGAIN", 0.05)
+    devices = fleet.coordinate(4)
+    plan = plan_for(DATA)
+    devices.check(plan)
+    door = fleet.grid.guards[11]
+    fleet.grid.guards[11] = door.with_name("nobody.sock")
+    back = threading.Timer(0.5, lambda: fleet.grid.guards.update({11: door}))
+    back.start()
+    order = fb.training.Order(number=1, theta=np.zeros(3), plan=plan)
+    replies = devices.run_round(order)
+    back.join()
+    assert replies.answered.all()
+    assert replies.cost.tolist() == [14, 18, 22, 26]  # nobody paid twice
+
+
+class Hostile(MemoryGrid):
+    """A node that answers whatever it likes."""
+
+    said: Any = b""
+
+    def answer(self, message: Message) -> Message:
+        if message.metadata.dst_node_id != 66:
+            return super().answer(message)
+        if isinstance(self.said, Error | RecordDict):
+            return Message(self.said, reply_to=message)
+        record = ConfigRecord({PARCEL: self.said})
+        return Message(RecordDict({PARCEL: record}), reply_to=message)
+
+
+STOLEN = declaration(device="device-0", num_samples=9).to_bytes()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"\xff\x00",
+        "text",
+        RecordDict(),
+        RecordDict({PARCEL: ConfigRecord({"other": 1})}),
+        Error(code=0, reason="crashed"),
+        pack([("no/topic", b"")]),
+        pack([(topics.reply("device-1"), b"before any declaration")]),
+        pack([(topics.declare("device-0"), STOLEN)]),
+    ],
+    ids=[
+        *("no guard", "no CBOR", "no bytes", "nothing", "another record", "a crash"),
+        *("no topic", "no declaration", "another's name"),
+    ],
+)
+def test_a_hostile_node_that_comes_later_speaks_for_nobody(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, said: Any
+) -> None:
+    monkeypatch.setattr("fedbudget.fleet.flower._LOOK", 0.0)
+    grid = Hostile()
+    grid.guards, grid.said = dict(fleet.grid.guards), said
+    channel, roster = FlowerChannel(grid, ttl=20, poll=0.01), Roster()
+    honest = gather(channel, roster, count=4, seconds=20)
+    grid.guards[66] = Path()
+    for message in drain(channel):
+        roster.take(message)
+    assert grid.messages[-1].metadata.dst_node_id == 66
+    assert [roster.declared[name] for name in sorted(roster.declared)] == honest
+    assert channel.trouble == "SuperNodes without a guard: 1"
+
+
+def test_a_node_speaks_only_for_its_own_device(fleet: Fleet) -> None:
+    mallory = declaration(device="mallory").to_bytes()
+    grid = Hostile()
+    grid.guards = fleet.grid.guards | {66: Path()}
+    grid.said = pack(
+        [(topics.declare("mallory"), mallory), (topics.reply("device-0"), b"forged")]
+    )
+    channel, roster = FlowerChannel(grid, ttl=20, poll=0.01), Roster()
+    gather(channel, roster, count=5, seconds=20)
+    assert b"forged" not in [message.payload for message in drain(channel)]
+    assert "mallory" in roster.declared
