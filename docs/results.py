@@ -1,0 +1,41 @@
+"""Write docs/results.md and its figures from a finished `fedbudget paper` folder.
+
+python docs/results.py [FOLDER]
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from fedbudget.paper.blocks import Heading, Paragraph, to_markdown
+from fedbudget.paper.document import TITLE
+from fedbudget.paper.figures import Drawn
+from fedbudget.paper.reproduce import read_report
+
+DOCS = Path(__file__).parent
+FURTHER = (
+    Heading("Beyond the paper"),
+    Paragraph(
+        "[What the budgets buy in accuracy](accuracy.md) has the distance to "
+        "centralised training, data sets for which nothing was fitted, personal "
+        "models, and other answers to the same question side by side."
+    ),
+)
+
+
+def write_results(folder: Path, docs: Path) -> Path:
+    """Write the page and copy the figures that it shows."""
+    blocks, figures = read_report(folder)
+    (docs / "figures").mkdir(exist_ok=True)
+    for block in blocks:
+        if isinstance(block, Drawn):
+            shutil.copy(figures / f"{block.name}.svg", docs / "figures")
+    page = docs / "results.md"
+    text = to_markdown(TITLE, [*blocks, *FURTHER], "figures")
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+if __name__ == "__main__":
+    told = write_results(Path(sys.argv[1] if len(sys.argv) > 1 else "paper"), DOCS)
+    print(f"wrote {told}")

@@ -1,0 +1,286 @@
+"""What the paper claims, and what the rows say to it: yes, in part, or no."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import log2
+
+import numpy as np
+
+from fedbudget.checks import Array
+from fedbudget.paper.cases import (
+    FIRST_COST,
+    FIRST_EPSILON,
+    PASGD_TAU,
+    SGD_TAU,
+    Scale,
+)
+from fedbudget.paper.drawing import own_rate
+from fedbudget.paper.planners import JOINT, TUNED
+from fedbudget.paper.reading import Runs, paired
+from fedbudget.paper.statistics import Estimate, mean_interval
+
+HOLDS, IN_PART, NOT = "holds", "holds in part", "does not hold"
+
+# The paper says "always", "all" and "almost always": one setting in ten may differ.
+_MOST, _SOME = 0.9, 1 / 3
+
+Setting = tuple[str, str, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One claim under one reading of it."""
+
+    number: str
+    claim: str
+    reading: str
+    holds: int  # settings in which it holds beyond doubt
+    against: int  # settings in which the reverse holds beyond doubt
+    total: int
+    effect: Estimate
+    unit: str
+    effect_decides: bool = True  # an effect above zero speaks for the claim
+
+    @property
+    def verdict(self) -> str:
+        """Yes, in part, or no, by the share of settings and by the effect over all."""
+        if self.holds >= _MOST * self.total:
+            return HOLDS
+        overall = self.effect_decides and self.effect.sign > 0
+        some = self.holds >= _SOME * self.total or overall
+        return IN_PART if some and self.holds > self.against else NOT
+
+
+def all_claims(runs: Runs, rates: dict[str, float], scale: Scale) -> list[Claim]:
+    """Test every claim under every reading."""
+    return [
+        *_first(runs, rates, scale),
+        *_second(runs, scale),
+        *_third(runs, scale),
+        *_fourth(runs, scale),
+        *_fifth(runs, scale),
+    ]
+
+
+def _signed(
+    number: str, claim: str, reading: str, differences: Sequence[Array]
+) -> Claim:
+    """Judge by differences over repeats that the claim says are positive."""
+    found = [mean_interval(each) for each in differences]
+    count = min(map(len, differences))
+    together = np.mean([each[:count] for each in differences], axis=0)
+    return Claim(
+        number=number,
+        claim=claim,
+        reading=reading,
+        holds=sum(each.sign > 0 for each in found),
+        against=sum(each.sign < 0 for each in found),
+        total=len(found),
+        effect=_points(mean_interval(together)),
+        unit="points of accuracy",
+    )
+
+
+def _points(found: Estimate) -> Estimate:
+    return Estimate(mean=100 * found.mean, low=100 * found.low, high=100 * found.high)
+
+
+def _first(runs: Runs, rates: dict[str, float], scale: Scale) -> Iterator[Claim]:
+    claim = "DP-PASGD (tau = 10) beats DP-SGD (tau = 1) in all cases"
+
+    names = [case.name for case in scale.cases]
+    yield _signed(
+        "1a",
+        claim,
+        "as in the paper: the case's one learning rate for both",
+        [pasgd_gain(runs, name, rates[name], rates[name]) for name in names],
+    )
+    yield _signed(
+        "1b",
+        claim,
+        "fair: each at its own best learning rate, picked on validation rows",
+        [
+            pasgd_gain(
+                runs,
+                name,
+                own_rate(runs, name, PASGD_TAU),
+                own_rate(runs, name, SGD_TAU),
+            )
+            for name in names
+        ],
+    )
+    few, middle, many = (
+        scale.rates[0],
+        scale.rates[len(scale.rates) // 2],
+        max(rates.values()),
+    )
+    for letter, rate in zip("cde", sorted({few, middle, many}), strict=False):
+        yield _signed(
+            f"1{letter}",
+            claim,
+            f"both at learning rate {rate:g}",
+            [pasgd_gain(runs, name, rate, rate) for name in names],
+        )
+
+
+def pasgd_gain(runs: Runs, case: str, fast: float, slow: float) -> Array:
+    """Return the accuracy of tau = 10 less that of tau = 1, per repeat.
+
+    Args:
+        runs: Scored runs.
+        case: Where.
+        fast: Learning rate of tau = 10.
+        slow: Learning rate of tau = 1.
+    """
+    found = []
+    for tau, rate in ((PASGD_TAU, fast), (SGD_TAU, slow)):
+        at = case, f"tau={tau}", FIRST_EPSILON, FIRST_COST
+        last = max(runs.distinct("rounds", *at))
+        found.append(runs.values(*at, rounds=last, learning_rate=rate))
+    return paired(*found)
+
+
+def _second(runs: Runs, scale: Scale) -> Iterator[Claim]:
+    claim = "the planner's tau is close to the grid search's best, everywhere"
+    for letter, planner, curve, reading in (
+        ("a", TUNED, "curve-fixed", "the paper's planner and grid, one learning rate"),
+        ("b", TUNED, "curve-own", "fair: the grid has its own best rate for every tau"),
+        ("c", JOINT, "curve-full", "the joint planner; grid over everything"),
+    ):
+        near, lost = [], []
+        for case in scale.cases:
+            for epsilon, cost in scale.budgets:
+                at = case.name, curve, epsilon, cost
+                best = runs.best("tau", *at)
+                mine = runs.distinct("tau", case.name, planner, epsilon, cost)[0]
+                near.append(_close(mine, best))
+                values = runs.values(case.name, planner, epsilon, cost)
+                lost.append(paired(runs.values(*at, tau=best), values))
+        count = min(map(len, lost))
+        together = np.mean([each[:count] for each in lost], axis=0)
+        yield Claim(
+            number=f"2{letter}",
+            claim=claim,
+            reading=reading,
+            holds=sum(near),
+            against=len(near) - sum(near),
+            total=len(near),
+            effect=_points(mean_interval(together)),
+            unit="points of accuracy lost to the grid's tau",
+            effect_decides=False,
+        )
+
+
+def _close(mine: int, best: int) -> bool:
+    """Say whether two taus are close: at most 2 apart, or within a factor of 1.5."""
+    return abs(mine - best) <= 2 or max(mine, best) <= 1.5 * min(mine, best)
+
+
+def _third(runs: Runs, scale: Scale) -> Iterator[Claim]:
+    grows, falls = "the best tau grows with epsilon", "the best tau falls as C grows"
+    names = [case.name for case in scale.cases]
+    few, many = min(scale.epsilons), max(scale.epsilons)
+    low, high = min(scale.costs), max(scale.costs)
+    for letter, scheme, among, reading in (
+        ("a", "curve-fixed", scale.taus, "grid, one learning rate, the paper's taus"),
+        ("b", "curve-own", None, "fair: grid, own rates, all taus"),
+        ("c", TUNED, None, "the paper's planner"),
+        ("d", JOINT, None, "the joint planner"),
+    ):
+
+        def tau(
+            name: str,
+            epsilon: float,
+            cost: float,
+            scheme: str = scheme,
+            among: Sequence[int] | None = among,
+        ) -> float:
+            return float(runs.best("tau", name, scheme, epsilon, cost, among=among))
+
+        by_epsilon = [
+            log2(tau(name, many, cost) / tau(name, few, cost))
+            for name in names
+            for cost in scale.costs
+        ]
+        by_cost = [
+            log2(tau(name, epsilon, low) / tau(name, epsilon, high))
+            for name in names
+            for epsilon in scale.epsilons
+        ]
+        yield _ratios(
+            f"3{letter}", f"{grows} ({few:g} to {many:g})", reading, by_epsilon
+        )
+        yield _ratios(f"3{letter}'", f"{falls} ({low:g} to {high:g})", reading, by_cost)
+
+
+def _ratios(number: str, claim: str, reading: str, doublings: Sequence[float]) -> Claim:
+    return Claim(
+        number=number,
+        claim=claim,
+        reading=reading,
+        holds=sum(each > 0 for each in doublings),
+        against=sum(each < 0 for each in doublings),
+        total=len(doublings),
+        effect=mean_interval(doublings),  # over the settings
+        unit="doublings of tau",
+    )
+
+
+def _fourth(runs: Runs, scale: Scale) -> Iterator[Claim]:
+    low, high = min(scale.line_costs), max(scale.line_costs)
+    few, many = min(scale.line_epsilons), max(scale.line_epsilons)
+    for letter, scheme, reading in (
+        ("a", TUNED, "as in the paper: its planner, one learning rate"),
+        ("b", JOINT, "fair: the joint planner plans everything"),
+    ):
+        yield _signed(
+            f"4{letter}",
+            f"accuracy grows with C ({low:g} to {high:g})",
+            reading,
+            [
+                paired(
+                    runs.values(case.name, scheme, epsilon, high),
+                    runs.values(case.name, scheme, epsilon, low),
+                )
+                for case in scale.cases
+                for epsilon in scale.epsilons
+            ],
+        )
+        yield _signed(
+            f"4{letter}'",
+            f"accuracy grows with epsilon ({few:g} to {many:g})",
+            reading,
+            [
+                paired(
+                    runs.values(case.name, scheme, many, cost),
+                    runs.values(case.name, scheme, few, cost),
+                )
+                for case in scale.cases
+                for cost in scale.panel_costs
+            ],
+        )
+
+
+def _fifth(runs: Runs, scale: Scale) -> Iterator[Claim]:
+    low, high = min(scale.line_costs), max(scale.line_costs)
+    few, many = min(scale.line_epsilons), max(scale.line_epsilons)
+    unlike = [case.name for case in scale.cases if case.name == "Adult-1"]
+    for letter, scheme, reading in (
+        ("a", TUNED, "as in the paper: its planner, one learning rate"),
+        ("b", JOINT, "fair: the joint planner plans everything"),
+    ):
+        for name in unlike:
+
+            def values(
+                epsilon: float, cost: float, at: tuple[str, str] = (name, scheme)
+            ) -> Array:
+                return runs.values(*at, epsilon, cost)
+
+            by_cost = [values(e, high) - values(e, low) for e in scale.epsilons]
+            by_epsilon = [values(many, c) - values(few, c) for c in scale.panel_costs]
+            yield _signed(
+                f"5{letter}",
+                "on Adult-1 the cost budget matters more than the privacy budget",
+                reading,
+                [np.mean(by_cost, axis=0) - np.mean(by_epsilon, axis=0)],
+            )

@@ -1,0 +1,202 @@
+"""The grid searches: their points, and what they pick on validation rows.
+
+Two grids, both complete products. `paper_grid` varies what the paper's search varies
+(tau, and every K that the budget pays for) and the learning rate, with its accountant
+and its weights. `full_grid` varies all that the joint planner plans: also momentum,
+weights and drift control. Points whose learning rate times K is so small that nothing
+moves, or so large that noise is all there is, are left out of both.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbudget.checks import Array
+from fedbudget.paper.cases import Scale
+from fedbudget.paper.lab import PICKING, Entry, Lab
+from fedbudget.paper.points import Maker, Point, most_rounds
+from fedbudget.paper.store import Row
+
+# Learning rate times K: from a model that has hardly moved to one lost in noise.
+_PROGRESS = 4.0, 8192.0
+# Momentum acts from the third round on.
+_MOMENTUM_ROUNDS = 3
+
+
+def paper_grid(scale: Scale) -> list[Point]:
+    """Return the paper's search: tau, every K, learning rate; for every epsilon."""
+    cost = max(scale.costs)
+    pairs = [
+        (tau, rounds)
+        for tau in scale.taus
+        for rounds in range(1, most_rounds(tau, cost) + 1)
+    ]
+    for tau in scale.far_taus:
+        pairs += [(tau, rounds) for rounds in _some_rounds(tau, scale)]
+    return [
+        Point(epsilon=epsilon, tau=tau, rounds=rounds, learning_rate=rate)
+        for epsilon in scale.epsilons
+        for tau, rounds in pairs
+        for rate in scale.rates
+        if _moves(rate * tau * rounds)
+    ]
+
+
+def full_grid(scale: Scale, *, alike: bool) -> list[Point]:
+    """Return the search over all that the joint planner plans.
+
+    Args:
+        scale: Its sizes.
+        alike: Devices hold equal shares at random: weights by size are uniform ones,
+            and there is no drift to control.
+    """
+    powers = scale.powers[:1] if alike else scale.powers
+    controls = scale.controls[:1] if alike else scale.controls
+    return [
+        Point(
+            epsilon=epsilon,
+            tau=tau,
+            rounds=rounds,
+            learning_rate=rate,
+            momentum=momentum,
+            power=power,
+            drift_control=control,
+        )
+        for tau in scale.full_taus
+        for rounds in _spread_rounds(tau, scale)
+        for momentum in scale.momenta
+        for control in controls
+        if momentum == 0 or rounds >= _MOMENTUM_ROUNDS
+        if not control or (tau > 1 and rounds > 1)  # it acts on steps between rounds
+        for epsilon in scale.epsilons
+        for rate in scale.rates
+        for power in powers
+        if _moves(rate * tau * rounds)
+    ]
+
+
+def _moves(progress: float) -> bool:
+    return _PROGRESS[0] <= progress <= _PROGRESS[1]
+
+
+def _some_rounds(tau: int, scale: Scale) -> list[int]:
+    """Return few rounds, and as many as each cost pays for: beyond the paper's taus."""
+    edges = {most_rounds(tau, cost) for cost in scale.costs}
+    return sorted({1, 2, *edges} & set(range(1, max(edges) + 1)))
+
+
+def _spread_rounds(tau: int, scale: Scale) -> list[int]:
+    edges = {most_rounds(tau, cost) for cost in scale.costs}
+    steps = {1, 2, 3, 5, 7} if tau <= 50 else {1, 2}
+    return sorted((steps | edges) & set(range(1, max(edges) + 1)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Search:
+    """Points that were run, and how they did on validation rows."""
+
+    points: list[Point]
+    accuracy: Array  # on validation rows, mean over the repeats; shape (points,)
+    seconds: float  # that running them took
+
+    def ranked(
+        self,
+        epsilon: float,
+        cost: float,
+        where: Callable[[Point], bool] = lambda point: True,
+    ) -> list[Point]:
+        """Return the points that a budget pays for, best first, cheap ones on ties."""
+        fitting = [
+            (-self.accuracy[at], point.cost, at)
+            for at, point in enumerate(self.points)
+            if point.epsilon == epsilon and point.cost <= cost and where(point)
+        ]
+        return [self.points[at] for _, _, at in sorted(fitting)]
+
+    def best(
+        self,
+        epsilon: float,
+        cost: float,
+        where: Callable[[Point], bool] = lambda point: True,
+    ) -> Point | None:
+        """Return the best of them, if any."""
+        ranked = self.ranked(epsilon, cost, where)
+        return ranked[0] if ranked else None
+
+
+def search(
+    lab: Lab, part: str, points: Sequence[Point], *, accountant: str, repeats: range
+) -> Search:
+    """Run every point and measure it on validation rows."""
+    maker = Maker(lab.problem, accountant)
+    entries = [
+        Entry(plan=maker.plan(p), says={"point": i}) for i, p in enumerate(points)
+    ]
+    rows = lab.run(part, entries, repeats=repeats, noise=PICKING)
+    return Search(
+        points=list(points),
+        accuracy=_means(rows, len(points)),
+        seconds=sum(row["seconds"] for row in rows),
+    )
+
+
+def _means(rows: Sequence[Row], count: int) -> Array:
+    sums: dict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        sums[row["point"]].append(row["validation_accuracy"])
+    return np.array([np.mean(sums[at]) for at in range(count)])
+
+
+def by_tau(
+    found: Search, scale: Scale, *, rate: float | None
+) -> Iterator[tuple[float, float, Point]]:
+    """Yield for every budget and tau its best point; with a rate, only of that rate."""
+    taus = sorted({point.tau for point in found.points})
+    for epsilon, cost in scale.budgets:
+        for tau in taus:
+            best = found.best(
+                epsilon,
+                cost,
+                lambda p, tau=tau: (  # type: ignore[misc]
+                    p.tau == tau and rate in (None, p.learning_rate)
+                ),
+            )
+            if best is not None:
+                yield epsilon, cost, best
+
+
+def full_search(lab: Lab, scale: Scale) -> Search:
+    """Run the full grid with exact accounting."""
+    return search(
+        lab,
+        "full-grid",
+        full_grid(scale, alike=lab.case.split == "iid"),
+        accountant="gdp",
+        repeats=range(scale.screens),
+    )
+
+
+def finals(
+    lab: Lab, scale: Scale, found: Search
+) -> tuple[dict[tuple[float, float], Point], float]:
+    """Run each budget's best points again; return the best of them, and the seconds."""
+    chosen = {
+        budget: found.ranked(*budget)[: scale.finalists] for budget in scale.budgets
+    }
+    points = list(dict.fromkeys(p for ranked in chosen.values() for p in ranked))
+    first = scale.screens
+    again = search(
+        lab,
+        "full-grid-finals",
+        points,
+        accountant="gdp",
+        repeats=range(first, first + scale.final_repeats),
+    )
+    picked = {}
+    for budget, ranked in chosen.items():
+        best = again.best(*budget, where=set(ranked).__contains__)
+        if best is not None:
+            picked[budget] = best
+    return picked, again.seconds

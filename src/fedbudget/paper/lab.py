@@ -1,0 +1,199 @@
+"""Run plans on the splits of a case, and return measured runs as plain rows."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbudget.data import Dataset
+from fedbudget.devices.sweeping import sweep
+from fedbudget.paper.cases import Case
+from fedbudget.paper.points import moved
+from fedbudget.paper.store import Row, Store, digest
+from fedbudget.planning import Plan
+from fedbudget.problem import Problem
+
+MEASURED = ("validation_accuracy", "test_accuracy", "train_loss", "test_loss")
+
+# Noise seeds of what is picked from, and of what is scored: never the same.
+PICKING, SCORING = 10_000, 0
+
+# Seconds of one core for one step of one run: for the time that is left, no more.
+STEP_SECONDS = {"adult": 45e-6, "vehicle": 290e-6}
+# Fields of a plan that say something about it, and change nothing in a run.
+_PROMISES = {"epsilon", "delta", "prior_mu", "cost", "lipschitz", "planner"}
+_PROMISES |= {"accountant", "predicted_loss", "epsilon_price", "cost_price"}
+_PROMISES |= {"binding", "reasons", "advice"}
+_CHUNK_SECONDS = 6.0  # of work between two signs of life
+_KEPT_SECONDS = 60.0  # of work that are kept together; less is lost by stopping
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Entry:
+    """A plan to run, and what the rows shall say of it."""
+
+    plan: Plan
+    says: Mapping[str, Any]
+
+    def row(self) -> Row:
+        """Return what is known before the run."""
+        plan = self.plan
+        return dict(self.says) | {
+            "tau": plan.tau,
+            "rounds": plan.rounds,
+            "learning_rate": float(plan.learning_rate),
+            "momentum": float(plan.momentum),
+            "drift_control": bool(plan.drift_control),
+            "largest_weight": float(plan.weights.max()),
+            "accountant": plan.accountant,
+            "spent_epsilon": float(plan.epsilon.max()),
+            "spent_cost": float(plan.cost.max()),
+        }
+
+
+@dataclass(kw_only=True, eq=False)
+class Lab:
+    """One case: its splits, loaded when first used, and its runs."""
+
+    case: Case
+    store: Store
+    version: str
+    vehicle: str | None = None
+    on_work: Callable[[float, str], None] = lambda seconds, what: None
+    found_seconds: float = 0.0  # that parts took which were there already
+    _loaded: dict[int, Dataset] = field(default_factory=dict)
+
+    def data(self, repeat: int) -> Dataset:
+        """Return the rows of a repeat."""
+        if repeat not in self._loaded:
+            self._loaded[repeat] = self.case.load(repeat=repeat, vehicle=self.vehicle)
+        return self._loaded[repeat]
+
+    @cached_property
+    def problem(self) -> Problem:
+        """What planners may know of the case: its public shape."""
+        return self.data(0).problem(loss=self.case.loss)
+
+    def run(
+        self, part: str, entries: Sequence[Entry], *, repeats: range, noise: int
+    ) -> list[Row]:
+        """Return one row per entry and repeat, from disk where they are there.
+
+        Args:
+            part: Names the rows.
+            entries: What to run.
+            repeats: Numbers of splits; each has its own noise as well.
+            noise: `PICKING` or `SCORING`.
+        """
+        plans, which = distinct([entry.plan for entry in entries])
+        by_plan: dict[tuple[int, int], Row] = {}
+        share = _KEPT_SECONDS / len(repeats)
+        for chosen in self._shares(plans, share):
+            runs = self._kept_runs(part, [plans[p] for p in chosen], repeats, noise)
+            by_plan |= {(chosen[run["plan"]], run["repeat"]): run for run in runs}
+        return [
+            entry.row()
+            | {"case": self.case.name, "part": part, "repeat": repeat}
+            | {n: by_plan[number, repeat][n] for n in (*MEASURED, "seconds")}
+            for entry, number in zip(entries, which, strict=True)
+            for repeat in repeats
+        ]
+
+    def _kept_runs(
+        self, part: str, plans: Sequence[Plan], repeats: range, noise: int
+    ) -> list[Row]:
+        """Return the runs of plans, from disk where they are there."""
+        key = digest(self._fingerprint(plans, repeats, noise))
+        runs, there = self.kept(
+            part, key, lambda: list(self._runs(part, plans, repeats, noise))
+        )
+        if there:
+            work = self.seconds(plans) * len(repeats)
+            self.on_work(work, f"{self.case.name}: {part} found")
+        return runs
+
+    def kept(
+        self, part: str, key: str, make: Callable[[], list[Row]]
+    ) -> tuple[list[Row], bool]:
+        """Return rows, from disk where they are there, and whether they were."""
+        name = f"{self.case.name.lower()}-{part}"
+        there = self.store.has(name, key)
+        rows = self.store.kept(name, key, make)
+        if there:
+            self.found_seconds += sum(row["seconds"] for row in rows)
+        return rows, there
+
+    def seconds(self, plans: Sequence[Plan]) -> float:
+        """Estimate the work of running plans once, in seconds of one core."""
+        return STEP_SECONDS[self.case.data] * sum(plan.steps for plan in plans)
+
+    def _runs(
+        self, part: str, plans: Sequence[Plan], repeats: range, noise: int
+    ) -> Iterator[Row]:
+        for repeat in repeats:
+            data = self.data(repeat)
+            for chunk in self._shares(plans, _CHUNK_SECONDS):
+                fitted = [moved(plans[p], data) for p in chunk]
+                started = time.perf_counter()
+                found = sweep(data, fitted, seeds=[noise + repeat])
+                taken = (time.perf_counter() - started) / len(chunk)
+                for at, p in enumerate(chunk):
+                    values = {n: float(found.measured[n][at, 0]) for n in MEASURED}
+                    yield {"plan": p, "repeat": repeat, "seconds": taken} | values
+                self.on_work(self.seconds(fitted), f"{self.case.name}: {part}")
+
+    def _shares(self, plans: Sequence[Plan], most: float) -> Iterator[list[int]]:
+        """Deal plans out in shares of so much work, like taus together.
+
+        Plans of one tau run side by side.
+        """
+        order = sorted(range(len(plans)), key=lambda p: (plans[p].tau, plans[p].rounds))
+        chunk: list[int] = []
+        work = 0.0
+        for p in order:
+            chunk.append(p)
+            work += self.seconds([plans[p]])
+            if work > most:
+                yield chunk
+                chunk, work = [], 0.0
+        if chunk:
+            yield chunk
+
+    def _fingerprint(
+        self, plans: Sequence[Plan], repeats: range, noise: int
+    ) -> Iterator[bytes | str | float]:
+        yield from (self.version, self.case.name, repr(repeats), noise)
+        if self.vehicle is not None and self.case.data == "vehicle":
+            file = Path(self.vehicle).stat()
+            yield from (self.vehicle, float(file.st_size), file.st_mtime)
+        for plan in plans:
+            yield _content(plan)
+
+
+def _content(plan: Plan) -> bytes:
+    """Return what a run of the plan depends on: all of it but words and promises."""
+    found = []
+    for item in fields(plan):
+        if item.name not in _PROMISES:
+            value = getattr(plan, item.name)
+            raw = value.tobytes() if isinstance(value, np.ndarray) else repr(value)
+            found += [item.name, raw]
+    return digest(found).encode()
+
+
+def distinct(plans: Sequence[Plan]) -> tuple[list[Plan], list[int]]:
+    """Return every different plan once, and the place of each plan among them."""
+    places: dict[bytes, int] = {}
+    kept: list[Plan] = []
+    which: list[int] = []
+    for plan in plans:
+        content = _content(plan)
+        if content not in places:
+            places[content] = len(kept)
+            kept.append(plan)
+        which.append(places[content])
+    return kept, which

@@ -1,0 +1,131 @@
+"""Claims are judged by what rows say, not by what the paper says."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedbudget.paper.cases import Scale
+from fedbudget.paper.claims import HOLDS, IN_PART, NOT, Claim, _close, all_claims
+from fedbudget.paper.reading import Runs, paired
+from fedbudget.paper.regret import regrets
+from fedbudget.paper.statistics import Estimate, mean_interval
+from fedbudget.paper.store import Row
+
+SURE = Estimate(mean=1.0, low=0.5, high=1.5)
+
+
+def made_up(tiny: Scale, *, tau_gain: float, cost_gain: float) -> list[Row]:
+    """Rows of a world in which effects are what they are said to be."""
+    rows: list[Row] = []
+
+    def add(
+        scheme: str, epsilon: float, cost: float, accuracy: float, **says: float
+    ) -> None:
+        for repeat in range(3):
+            noise = 1e-4 * np.sin(17 * repeat + len(rows))
+            rows.append(
+                {
+                    "case": "Adult-2",
+                    "scheme": scheme,
+                    "epsilon": float(epsilon),
+                    "cost": float(cost),
+                    "repeat": repeat,
+                    "test_accuracy": accuracy + noise,
+                    "validation_accuracy": accuracy + noise,
+                    "tau": 1,
+                    "rounds": 9,
+                    "learning_rate": 4.0,
+                }
+                | says
+            )
+
+    for rate in tiny.rates:
+        add("tau=1", 10, 1000, 0.8, learning_rate=rate)
+        add("tau=10", 10, 1000, 0.8 + tau_gain, tau=10, learning_rate=rate)
+    for epsilon, cost in tiny.line_budgets:
+        accuracy = 0.7 + cost_gain * cost / 1000
+        for scheme in ("joint", "paper-tuned"):
+            add(scheme, epsilon, cost, accuracy, tau=10)
+        for scheme in ("bound", "paper"):
+            add(scheme, epsilon, cost, accuracy - 0.1, tau=10)
+        add("grid-full", epsilon, cost, accuracy + 0.01, tau=10)
+        for scheme in ("curve-fixed", "curve-own", "curve-full"):
+            add(scheme, epsilon, cost, accuracy, tau=1)
+            add(scheme, epsilon, cost, accuracy + 0.01, tau=10)
+    return rows
+
+
+def verdicts(tiny: Scale, rows: list[Row]) -> dict[str, str]:
+    found = all_claims(Runs(rows), {"Adult-2": 4.0}, tiny)
+    return {claim.number: claim.verdict for claim in found}
+
+
+def test_what_holds_is_said_to_hold(tiny: Scale) -> None:
+    found = verdicts(tiny, made_up(tiny, tau_gain=0.05, cost_gain=0.1))
+    assert found["1a"] == found["1b"] == HOLDS
+    assert found["2a"] == found["2c"] == HOLDS
+    assert found["4a"] == found["4b"] == HOLDS
+    assert found["4a'"] == NOT  # accuracy does not depend on epsilon there
+    assert found["3a"] == NOT  # nor does the best tau
+
+
+def test_what_does_not_hold_is_said_not_to(tiny: Scale) -> None:
+    found = verdicts(tiny, made_up(tiny, tau_gain=-0.05, cost_gain=-0.1))
+    assert found["1a"] == found["1b"] == found["4a"] == NOT
+
+
+def test_regret_is_what_the_grid_has_more(tiny: Scale) -> None:
+    rows = made_up(tiny, tau_gain=0.0, cost_gain=0.1)
+    plans = [
+        {"scheme": name, "seconds": 0.5}
+        for name in ("joint", "bound", "paper", "paper-tuned")
+    ]
+    found = {each.planner: each for each in regrets(Runs(rows), plans, tiny)}
+    assert found["joint"].mean.mean == pytest.approx(1.0, abs=0.05)
+    assert found["bound"].worst == pytest.approx(11.0, abs=0.1)
+    assert [each.reads for each in found.values()] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("holds", "against", "sign", "verdict"),
+    [
+        (10, 0, 1, HOLDS),
+        (9, 1, 1, HOLDS),
+        (4, 1, -1, IN_PART),
+        (4, 5, 1, NOT),
+        (1, 0, 1, IN_PART),
+        (1, 0, -1, NOT),
+        (0, 0, 1, NOT),
+    ],
+)
+def test_verdicts(holds: int, against: int, sign: int, verdict: str) -> None:
+    claim = Claim(
+        number="1a",
+        claim="",
+        reading="",
+        holds=holds,
+        against=against,
+        total=10,
+        effect=SURE if sign > 0 else replace(SURE, low=-1.0),
+        unit="",
+    )
+    assert claim.verdict == verdict
+
+
+def test_close_taus() -> None:
+    assert _close(1, 3) and _close(20, 30) and _close(400, 300)
+    assert not _close(1, 4) and not _close(20, 31)
+
+
+def test_intervals_cover_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    found = [mean_interval(rng.normal(size=5)) for _ in range(2000)]
+    assert np.mean([each.low <= 0 <= each.high for each in found]) == pytest.approx(
+        0.95, abs=0.015
+    )
+    assert np.isnan(mean_interval([1.0]).low)
+
+
+def test_pairs_are_of_the_same_repeat() -> None:
+    assert paired(np.array([3.0, 5.0, 7.0]), np.array([1.0, 2.0])).tolist() == [2, 3]

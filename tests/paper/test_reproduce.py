@@ -1,0 +1,169 @@
+"""The evaluation runs, is written, and goes on where it stopped."""
+
+import json
+import re
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedbudget as fb
+from fedbudget.paper import lab
+from fedbudget.paper.cases import Scale, case_named
+from fedbudget.paper.evaluation import evaluate
+from fedbudget.paper.figures import described
+from fedbudget.paper.planners import PLANNERS
+from fedbudget.paper.points import Maker, Point
+from fedbudget.paper.reading import Runs
+from fedbudget.paper.reproduce import read_report
+from fedbudget.paper.store import Store
+from tests.cli.running import run
+
+ROOT = Path(__file__).parents[2]
+
+
+def runs_of(folder: Path) -> Runs:
+    return Runs(Store(folder / "numbers").read("runs.parquet"))
+
+
+def test_everything_is_written(finished: Path) -> None:
+    drawn = {path.name for path in (finished / "figures").iterdir()}
+    names = ("figure1", "figure2-paper", "figure2-fedbudget", "figure3", "figure4")
+    for name in (*names, "figure5"):
+        assert {f"{name}.{kind}" for kind in ("svg", "pdf", "png")} <= drawn
+    for name in ("runs", "searches", "plans", "baselines"):
+        assert (finished / "numbers" / f"{name}.parquet").stat().st_size > 0
+        assert (finished / "numbers" / f"{name}.csv").stat().st_size > 0
+    page = (finished / "index.html").read_text()
+    assert page.count("<figure") == 6
+    assert "://" not in page.replace("http://www.w3.org/", "")
+    assert not [p for p in finished.rglob("*") if p.name.endswith(".partial")]
+
+
+def test_the_printed_noise_stands_in_red(finished: Path) -> None:
+    page = (finished / "index.html").read_text()
+    assert '<span class="bad">70.8</span>' in page
+    assert '<span class="bad">93.2</span>' in page
+
+
+def test_rows_say_what_a_run_of_their_plan_measures(
+    finished: Path, tiny: Scale
+) -> None:
+    found = runs_of(finished).rows("Adult-2", "joint", 10, 1000)
+    case = case_named("Adult-2")
+    for row in found:
+        data = case.load(repeat=row["repeat"])
+        budget = fb.Budget(epsilon=10, delta=1e-4, cost=1000)
+        prices = fb.Prices(communication=100, computation=1)
+        plan = fb.plan(data.problem(loss="logistic"), budget, prices)
+        assert (plan.tau, plan.rounds) == (row["tau"], row["rounds"])
+        run = fb.train(
+            plan, fb.SimulatedDevices(data, seed=lab.SCORING + row["repeat"])
+        )
+        assert run.measured["test_accuracy"] == pytest.approx(
+            row["test_accuracy"], abs=2e-3
+        )
+    assert len(found) == tiny.repeats
+
+
+def test_the_grid_is_picked_on_one_noise_and_scored_on_another(tiny: Scale) -> None:
+    picking = {lab.PICKING + r for r in range(tiny.screens + tiny.final_repeats)}
+    assert not picking & {lab.SCORING + r for r in range(tiny.repeats)}
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"tau": 2}, False),
+        ({"drift_control": True}, False),
+        ({"momentum": 0.5}, False),
+        ({"noise_std": np.array([2.0, 2.0])}, False),
+        ({"reasons": ("another",)}, True),
+    ],
+)
+def test_plans_are_told_apart_by_what_they_run(
+    change: dict[str, object], same: bool
+) -> None:
+    problem = fb.Problem(num_samples=[100, 900], dim=5, loss="logistic")
+    point = Point(epsilon=4, tau=5, rounds=3, learning_rate=2.0)
+    plan = Maker(problem, "gdp").plan(point)
+    kept, which = lab.distinct([plan, replace(plan, **change)])  # type: ignore[arg-type]
+    assert (len(kept), which) == ((1, [0, 0]) if same else (2, [0, 1]))
+
+
+def test_a_finished_part_is_not_run_again(
+    finished: Path, tiny: Scale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a run that is there was run again")
+
+    monkeypatch.setattr(lab, "sweep", refuse)
+    again = evaluate(tiny, finished / "parts", version="0")
+    assert again.runs == Store(finished / "numbers").read("runs.parquet")
+    assert again.found_seconds > 0
+    with pytest.raises(AssertionError, match="run again"):
+        evaluate(tiny, finished / "parts", version="1")
+
+
+def test_a_damaged_part_is_made_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = store.kept("a", "key", lambda: [{"x": 1}])
+    (tmp_path / "a-key.parquet").write_bytes(b"half")
+    again = store.kept("a", "key", lambda: [{"x": 2}])
+    assert (made, again) == ([{"x": 1}], [{"x": 2}])
+    assert store.kept("a", "key", lambda: [{"x": 3}]) == [{"x": 2}]
+
+
+def test_the_document_is_made_from_the_folder_alone(
+    finished: Path, tmp_path: Path
+) -> None:
+    write = runpy.run_path(str(ROOT / "docs" / "results.py"))["write_results"]
+    text = write(finished, tmp_path).read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert (tmp_path / target).exists() or (ROOT / "docs" / target).exists()
+    page = (finished / "index.html").read_text()
+    for number in re.findall(r"-?\d+\.\d\d \[", text):
+        assert number in page
+
+
+def test_a_folder_without_an_evaluation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(fb.RecordError, match="run fedbudget paper --out"):
+        read_report(tmp_path)
+
+
+def test_about_says_what_was_run(finished: Path) -> None:
+    told = json.loads((finished / "about.json").read_text())
+    assert [case["name"] for case in told["scale"]["cases"]] == ["Adult-2"]
+    assert told["seconds"] > 0
+    assert np.isfinite(told["seconds"])
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_command_says_what_it_found(
+    finished: Path,
+    tiny: Scale,
+    as_json: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("fedbudget.paper.reproduce.QUICK", tiny)
+    monkeypatch.setattr("fedbudget.__version__", "0")
+    monkeypatch.setattr(  # they are drawn already
+        "fedbudget.paper.reproduce.draw_all",
+        lambda tables, scale, folder, vehicle: described(
+            tables, scale, vehicle=vehicle
+        ),
+    )
+    options = ("--json",) if as_json else ()
+    result = run(capsys, "paper", "--quick", "--out", str(finished), *options)
+    assert result.code == 0
+    assert "Adult-2: paper-grid found" in result.err
+    if as_json:
+        told = json.loads(result.out)
+        assert [claim["number"] for claim in told["claims"]][:2] == ["1a", "1b"]
+        assert {each["planner"] for each in told["regret"]} == set(PLANNERS)
+    else:
+        assert "reads rows" in result.out
+        assert str(finished / "index.html") in result.out.replace("\n", "")
