@@ -1,0 +1,41 @@
+"""`fedbudget export`."""
+
+from typing import Annotated
+
+import typer
+
+from fedbudget.cli.options import OUTPUT
+from fedbudget.cli.output import one_line, print_json
+
+
+def export(
+    run: Annotated[
+        str, typer.Argument(help="The folder of a finished run.", show_default=False)
+    ],
+    out: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="The file to write: .onnx, .joblib (scikit-learn) or .json.",
+            show_default=False,
+        ),
+    ],
+    *,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
+    ] = False,
+) -> None:
+    """Write the released model of a run for other programs."""
+    from fedbudget.interop.linear import LinearModel
+
+    model = LinearModel.from_run(run)
+    model.save(out)
+    if as_json:
+        facts = {"loss": model.loss, "dim": model.dim, "classes": model.classes}
+        print_json({"file": out, **facts, "privacy": model.privacy})
+        return
+    kind = "regression" if model.classes is None else f"{len(model.classes)} classes"
+    typer.echo(one_line(f"{out}: {model.loss}, {model.dim} columns, {kind}"))
+    typer.echo("rows must be encoded as in training, by the same schema")
+    typer.echo(one_line(f"promised: {model.privacy}"))

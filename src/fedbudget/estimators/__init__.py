@@ -1,0 +1,26 @@
+"""scikit-learn estimators over the planner and the simulated devices.
+
+federated.py   PrivateFederatedClassifier, PrivateFederatedRegressor
+linear.py      what the two share
+rows.py        from a matrix to rows in the unit ball, device by device
+pipelines.py   which steps of a pipeline were fitted on private rows
+"""
+
+from fedbudget.errors import MissingExtraError
+
+try:
+    import sklearn  # noqa: F401
+except ImportError:
+    raise MissingExtraError("an estimator", "scikit-learn") from None
+
+from fedbudget.estimators.federated import (
+    PrivateFederatedClassifier,
+    PrivateFederatedRegressor,
+)
+from fedbudget.estimators.pipelines import check_pipeline
+
+__all__ = [
+    "PrivateFederatedClassifier",
+    "PrivateFederatedRegressor",
+    "check_pipeline",
+]

@@ -1,0 +1,1 @@
+"""Tables, figures and pages made from what runs left behind, never from live runs."""

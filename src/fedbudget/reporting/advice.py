@@ -1,0 +1,207 @@
+"""What a reader should do next, from the numbers of a run and its alternatives."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbudget.privacy import rounded_up
+from fedbudget.reporting.comparing import (
+    CENTRAL,
+    CONSTANT,
+    LOCAL,
+    PERSONAL,
+    RUN,
+    Comparison,
+)
+from fedbudget.reporting.runs import RecordedRun
+
+WEAK_EPSILON = 10.0  # above it, a promise is usually called weak
+_POINTS = 0.005  # a difference in accuracy below this is not worth a word
+_SHARE = 0.02  # the same for a loss, as a share of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One sentence, and how it is meant."""
+
+    kind: str  # bad, fair or good
+    text: str
+
+
+def advice(run: RecordedRun, comparison: Comparison | None) -> list[Advice]:
+    """Return what follows from a run, the gravest first."""
+    found = [
+        *_about_privacy(run),
+        *_about_answers(run),
+        *_about_federating(run, comparison),
+        *_about_budgets(run, comparison),
+    ]
+    order = {"bad": 0, "fair": 1, "good": 2}
+    return sorted(found, key=lambda item: order[item.kind])
+
+
+def _about_privacy(run: RecordedRun) -> Iterator[Advice]:
+    plan = run.plan
+    if np.isinf(plan.epsilon).any():
+        yield Advice(
+            kind="bad",
+            text="Nothing is promised: no noise was added. Use this run as a baseline, "
+            "and release nothing of it.",
+        )
+        return
+    if plan.epsilon.max() > WEAK_EPSILON:
+        yield Advice(
+            kind="fair",
+            text=f"Epsilon {rounded_up(plan.epsilon.max())} is above {WEAK_EPSILON:g}, "
+            "usually called a weak promise: lower it if the model can bear that.",
+        )
+    tight = plan.delta * plan.num_samples >= 1
+    if tight.any():
+        yield Advice(
+            kind="fair",
+            text=f"Delta {plan.delta.max():g} is not below one over the rows of "
+            f"{int(tight.sum())} devices (the largest has {plan.num_samples.max()}): "
+            "take a smaller one, or a single row may be given away whole.",
+        )
+
+
+def _about_answers(run: RecordedRun) -> Iterator[Advice]:
+    if not run.finished:
+        yield Advice(
+            kind="bad",
+            text=f"The run stopped after round {len(run.rounds)} of {run.plan.rounds}: "
+            "run the same command again, and it goes on from there.",
+        )
+    asked = [int(run.plan.takes_part(row["round"]).sum()) for row in run.rounds]
+    lost = sum(
+        max(0, count - row["answered"])
+        for count, row in zip(asked, run.rounds, strict=True)
+    )
+    refused = sum(len(row.get("refused", {})) for row in run.rounds)
+    if refused:
+        yield Advice(
+            kind="fair",
+            text=f"Devices refused {refused} rounds, which would have overdrawn their "
+            "budgets: plan again with what they have left.",
+        )
+    if lost > refused:
+        yield Advice(
+            kind="fair",
+            text=f"{lost - refused} answers were paid for and did not arrive, of "
+            f"{sum(asked)}: look at the network, or plan fewer rounds.",
+        )
+
+
+def _about_federating(
+    run: RecordedRun, comparison: Comparison | None
+) -> Iterator[Advice]:
+    if comparison is not None:
+        yield from _about_alternatives(comparison)
+    elif run.plan.advice:  # only predicted: what is measured says more
+        yield Advice(kind="fair", text=f"{_sentence(run.plan.advice)}.")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _about_alternatives(found: Comparison) -> Iterator[Advice]:
+    what = "accuracy" if found.higher_is_better else "loss"
+    better, of = found.better_off(RUN, LOCAL)
+    if _gain(found, RUN, CONSTANT) <= _little(found):
+        yield Advice(
+            kind="bad",
+            text=f"The model ({_show(found, RUN)}) is no better than a constant guess "
+            f"({_show(found, CONSTANT)}): raise a budget, or do not run this at all.",
+        )
+    if _gain(found, RUN, LOCAL) < -_little(found):
+        yield Advice(
+            kind="fair",
+            text="Federation does not pay on average: devices with their own rows "
+            f"alone, and nothing sent, reach {what} {_show(found, LOCAL)}, this run "
+            f"{_show(found, RUN)} ({better} of {of} devices do better with it).",
+        )
+    else:
+        yield Advice(
+            kind="good",
+            text=f"{better} of {of} devices do better with this model than with their "
+            f"own rows alone ({what} {_show(found, RUN)} against "
+            f"{_show(found, LOCAL)} on average).",
+        )
+    if PERSONAL in found.means and _gain(found, PERSONAL, RUN) > _little(found):
+        yield _about_personal(found, what)
+    short = _gain(found, CENTRAL, RUN)
+    if short <= _little(found):
+        yield Advice(
+            kind="good",
+            text=f"All rows in one place, without privacy, reach {what} "
+            f"{_show(found, CENTRAL)}: there is little left to buy.",
+        )
+    else:
+        yield Advice(
+            kind="fair",
+            text=f"All rows in one place, without privacy, would reach {what} "
+            f"{_show(found, CENTRAL)}: budgets and distance cost "
+            f"{_difference(found, short)}.",
+        )
+
+
+def _about_personal(found: Comparison, what: str) -> Advice:
+    reached = f"{what} {_show(found, PERSONAL)}"
+    if _gain(found, PERSONAL, LOCAL) <= _little(found):
+        return Advice(
+            kind="fair",
+            text=f"Adapted to each device's own rows, the model reaches {reached}; "
+            f"devices reach {_show(found, LOCAL)} without it: at these budgets "
+            "federation adds nothing.",
+        )
+    better, of = found.better_off(PERSONAL, LOCAL)
+    return Advice(
+        kind="good",
+        text=f"Let devices adapt the model to their own rows: {reached}, at no cost in "
+        f"privacy or messages; {better} of {of} devices then do better than alone.",
+    )
+
+
+def _about_budgets(run: RecordedRun, comparison: Comparison | None) -> Iterator[Advice]:
+    plan = run.plan
+    if comparison is not None and (
+        _gain(comparison, CENTRAL, RUN) <= _little(comparison)
+    ):
+        return  # nothing to gain from more
+    prices = {
+        "privacy": ("epsilon", plan.epsilon_price, plan.epsilon.max()),
+        "cost": ("cost", plan.cost_price, plan.cost.max()),
+    }
+    for name in plan.binding:
+        what, price, spent = prices[name]
+        if np.isfinite(spent):
+            share = 0.1 * spent * price / plan.predicted_loss
+            yield Advice(
+                kind="fair",
+                text=f"{name.capitalize()} holds the model back: by the planner's "
+                f"model, a tenth more {what} would lower its predicted excess loss by "
+                f"{share:.0%}.",
+            )
+
+
+def _gain(found: Comparison, name: str, than: str) -> float:
+    """Return by how much one is better than another, on average."""
+    gain = found.means[name] - found.means[than]
+    return gain if found.higher_is_better else -gain
+
+
+def _little(found: Comparison) -> float:
+    """Return the difference that is not worth a word."""
+    return _POINTS if found.higher_is_better else _SHARE * abs(found.means[RUN])
+
+
+def _show(found: Comparison, name: str) -> str:
+    value = found.means[name]
+    return f"{value:.3f}" if found.higher_is_better else f"{value:.4f}"
+
+
+def _difference(found: Comparison, value: float) -> str:
+    points = f"{100 * value:.1f} points"
+    return points if found.higher_is_better else f"{value:.3g} of loss"

@@ -1,0 +1,224 @@
+"""One self-contained HTML page: style, tables and figures inside, nothing to fetch.
+
+A page is a list of parts, each a piece of HTML made by the functions here. Text is
+escaped by them; only `Html` passes as it is.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import TypeAlias
+
+
+class Html(str):
+    """A piece of HTML that is already safe."""
+
+    __slots__ = ()
+
+
+Text: TypeAlias = str | Html
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1b1b; --soft: #595959; --paper: #fff;
+  --line: #d9d9d9; --band: #f4f5f7; --link: #0b57d0; --bad: #b00020; --good: #0b6b3a;
+  --fair: #8a5a00; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --soft: #a8a8a8;
+  --paper: #16181b; --line: #3a3d42; --band: #1f2226; --link: #8ab4f8;
+  --bad: #ff8a80; --good: #7bd8a4; --fair: #ffc766; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 72rem; margin: 0 auto; padding: 2rem 1.25rem 5rem; }
+h1 { font-size: 1.75rem; line-height: 1.25; margin: 0 0 .5rem; }
+h2 { font-size: 1.3rem; margin: 2.75rem 0 .75rem; padding-top: .75rem;
+  border-top: 1px solid var(--line); }
+h3 { font-size: 1.05rem; margin: 1.75rem 0 .5rem; }
+p, ul, ol { max-width: 48rem; }
+a { color: var(--link); }
+.soft { color: var(--soft); }
+.bad { color: var(--bad); font-weight: 600; }
+.good { color: var(--good); font-weight: 600; }
+.fair { color: var(--fair); font-weight: 600; }
+.note { border-left: 4px solid var(--fair); background: var(--band);
+  padding: .6rem .9rem; margin: 1rem 0; max-width: 48rem; }
+.wide { overflow-x: auto; margin: 1rem 0; }
+table { border-collapse: collapse; font-size: .88rem;
+  font-variant-numeric: tabular-nums; }
+caption { text-align: left; color: var(--soft); padding-bottom: .4rem; }
+th, td { padding: .32rem .7rem; text-align: left; vertical-align: top;
+  border-bottom: 1px solid var(--line); }
+thead th { border-bottom: 2px solid var(--line); background: var(--band); }
+.number { text-align: right; white-space: nowrap; }
+th.number { white-space: normal; }
+figure { margin: 1.25rem 0 2rem; }
+figure .plate { background: #fff; border: 1px solid var(--line); border-radius: 6px;
+  padding: .5rem; overflow-x: auto; }
+figure svg { display: block; width: 100%; height: auto; min-width: 40rem; }
+figcaption { color: var(--soft); font-size: .9rem; margin-top: .5rem;
+  max-width: 60rem; }
+figure .narrow svg { min-width: 0; max-width: 46rem; margin: 0 auto; }
+.pair { display: grid; gap: 0 1.5rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); }
+.tiles { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1.25rem 0; padding: 0; }
+.tiles div { flex: 1 1 9rem; background: var(--band); border: 1px solid var(--line);
+  border-radius: 6px; padding: .7rem .9rem; }
+.tiles dt { font-size: 1.45rem; font-weight: 600; font-variant-numeric: tabular-nums; }
+.tiles dd { margin: 0; color: var(--soft); font-size: .88rem; }
+li { margin: .25rem 0; }
+nav ul { columns: 2; padding-left: 1.1rem; }
+details { margin: .75rem 0; }
+summary { cursor: pointer; color: var(--link); }
+code { font-size: .92em; }
+@media print { figure, table { break-inside: avoid; } }
+"""
+
+
+def page(title: str, parts: Iterable[Text], *, language: str = "en") -> str:
+    """Return the whole document; its parts stand one under the other."""
+    body = "\n".join(_safe(part) for part in parts)
+    return (
+        f'<!doctype html>\n<html lang="{escape(language)}">\n<head>\n'
+        '<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n<h1>{escape(title)}</h1>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def heading(text: Text, *, level: int = 2, anchor: str | None = None) -> Html:
+    """Return a heading; an anchor makes it a place to link to."""
+    name = f' id="{escape(anchor)}"' if anchor else ""
+    return Html(f"<h{level}{name}>{_safe(text)}</h{level}>")
+
+
+def contents(entries: Iterable[tuple[str, str]]) -> Html:
+    """Return a list of links from pairs of anchor and text."""
+    items = "".join(
+        f'<li><a href="#{escape(anchor)}">{escape(text)}</a></li>'
+        for anchor, text in entries
+    )
+    return Html(f"<nav><ul>{items}</ul></nav>")
+
+
+def paragraph(*pieces: Text, kind: str = "") -> Html:
+    """Return a paragraph; a kind is `soft`, `bad`, `good`, `fair` or `note`."""
+    return Html(f"<p{_class(kind)}>{''.join(map(_safe, pieces))}</p>")
+
+
+def bullets(items: Iterable[Text]) -> Html:
+    """Return a list."""
+    return Html("<ul>" + "".join(f"<li>{_safe(item)}</li>" for item in items) + "</ul>")
+
+
+def joined(*pieces: Text) -> Html:
+    """Return pieces one after the other."""
+    return Html("".join(map(_safe, pieces)))
+
+
+def tiles(facts: Iterable[tuple[Text, Text]]) -> Html:
+    """Return large numbers side by side, each with what it is."""
+    items = "".join(
+        f"<div><dt>{_safe(value)}</dt><dd>{_safe(what)}</dd></div>"
+        for value, what in facts
+    )
+    return Html(f'<dl class="tiles">{items}</dl>')
+
+
+def side_by_side(*parts: Text) -> Html:
+    """Return parts beside each other where there is room, else one under the other."""
+    return Html(f'<div class="pair">{"".join(map(_safe, parts))}</div>')
+
+
+def mark(text: Text, kind: str) -> Html:
+    """Return text that stands out: `bad` in red, `good`, `fair`, `soft`."""
+    return Html(f"<span{_class(kind)}>{_safe(text)}</span>")
+
+
+def link(text: Text, target: str) -> Html:
+    """Return a link; it must lead into the page or to a file beside it."""
+    return Html(f'<a href="{escape(target)}">{_safe(text)}</a>')
+
+
+def table(
+    header: Sequence[Text],
+    rows: Iterable[Sequence[Text]],
+    *,
+    numbers: Sequence[int] = (),
+    caption: Text = "",
+) -> Html:
+    """Return a table; the columns in `numbers` stand right; a header may be empty."""
+
+    def cells(tag: str, row: Sequence[Text]) -> str:
+        return "".join(
+            f"<{tag}{_class('number' if at in numbers else '')}>{_safe(cell)}</{tag}>"
+            for at, cell in enumerate(row)
+        )
+
+    told = f"<caption>{_safe(caption)}</caption>" if caption else ""
+    body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
+    head = f"<thead><tr>{cells('th', header)}</tr></thead>" if header else ""
+    return Html(
+        f'<div class="wide"><table>{told}{head}<tbody>\n{body}</tbody></table></div>'
+    )
+
+
+def details(summary: Text, *parts: Text) -> Html:
+    """Return parts that show up when asked for."""
+    body = "\n".join(map(_safe, parts))
+    return Html(f"<details><summary>{_safe(summary)}</summary>{body}</details>")
+
+
+def figure(
+    svg: str,
+    caption: Text,
+    *,
+    name: str,
+    anchor: str | None = None,
+    narrow: bool = False,
+) -> Html:
+    """Return a figure with its caption.
+
+    Args:
+        svg: The text of an SVG file, such as matplotlib writes.
+        caption: What it shows; also what a screen reader reads.
+        name: Of the figure, unlike any other on the page.
+        anchor: To link to.
+        narrow: It stays readable on a telephone, and fits there.
+    """
+    place = f' id="{escape(anchor)}"' if anchor else ""
+    spoken = escape(re.sub("<[^>]+>", "", caption))
+    drawing = inline_svg(svg, prefix=name).replace(
+        "<svg ", f'<svg role="img" aria-label="{spoken}" ', 1
+    )
+    return Html(
+        f'<figure{place}><div class="plate{" narrow" * narrow}">{drawing}</div>'
+        f"<figcaption>{_safe(caption)}</figcaption></figure>"
+    )
+
+
+def inline_svg(svg: str, *, prefix: str) -> str:
+    """Return the drawing alone, its ids made unlike those of other drawings."""
+    found = re.search(r"<svg .*</svg>", svg, re.DOTALL)
+    if found is None:
+        raise ValueError(f"figure {prefix!r} holds no <svg> element")
+    drawing = re.sub(r"<metadata>.*?</metadata>", "", found.group(), flags=re.DOTALL)
+    drawing = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', drawing)
+    drawing = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', drawing)
+    return re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", drawing)
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _safe(text: Text) -> str:
+    return text if isinstance(text, Html) else escape(text)
+
+
+def _class(kind: str) -> str:
+    return f' class="{escape(kind)}"' if kind else ""

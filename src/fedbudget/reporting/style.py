@@ -1,0 +1,149 @@
+"""How figures look: one style, readable in grey and by the colour-blind, vector first.
+
+Lines differ in colour, in marker and in dash, so that no reader needs the colour. The
+colours are those of Okabe and Ito. Saved files hold no date, so that a figure which did
+not change does not change on disk.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedbudget.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLACK, GREY = "#000000", "#767676"
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, RED, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+
+FORMATS = ("svg", "pdf", "png")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """How one curve of a figure differs from the others."""
+
+    color: str
+    marker: str
+    dash: str | tuple[int, tuple[float, ...]] = "-"
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        """Return the arguments for matplotlib's plot and errorbar."""
+        return {
+            "color": self.color,
+            "marker": self.marker,
+            "linestyle": self.dash,
+        } | more
+
+
+# Ordered from dark to light, so that neighbours differ in grey too.
+LINES: tuple[Line, ...] = (
+    Line(color=BLACK, marker="o", dash="-"),
+    Line(color=BLUE, marker="s", dash=(0, (6, 2))),
+    Line(color=RED, marker="^", dash=(0, (4, 1.5, 1, 1.5))),
+    Line(color=GREEN, marker="D", dash=(0, (2, 1.2))),
+    Line(color=PURPLE, marker="v", dash=(0, (1, 1))),
+    Line(color=ORANGE, marker="P", dash=(0, (6, 1.5, 1, 1.5, 1, 1.5))),
+    Line(color=SKY, marker="X", dash=(0, (3, 3))),
+)
+
+RC: dict[Any, Any] = {
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9.0,
+    "axes.linewidth": 0.7,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4.0,
+    "errorbar.capsize": 1.5,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "savefig.facecolor": "white",
+    "pdf.fonttype": 42,  # text stays text
+    "svg.fonttype": "path",  # a page must look alike where a font is missing
+}
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Draw with this style and without a screen; other figures keep theirs."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtraError("drawing figures", "matplotlib") from None
+    with matplotlib.rc_context(RC):
+        yield
+
+
+def panels(
+    rows: int, columns: int, *, size: tuple[float, float], **options: Any
+) -> tuple["Figure", list[list["Axes"]]]:
+    """Return a figure and its axes as a table; no screen and no global state.
+
+    Args:
+        rows: Panels from top to bottom.
+        columns: Panels from left to right.
+        size: Width and height of the whole figure, in inches.
+        options: For `Figure.subplots`, such as ``sharey="row"``.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, [list(row) for row in np.asarray(axes)]
+
+
+def legend_below(figure: "Figure", axes: Sequence["Axes"], *, columns: int) -> None:
+    """Put one legend for all panels under them, where it covers nothing."""
+    entries: dict[str, Any] = {}
+    for each in axes:
+        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    figure.legend(
+        list(entries.values()),
+        list(entries),
+        loc="outside lower center",
+        ncols=columns,
+        handlelength=3.2,
+    )
+
+
+def save(figure: "Figure", stem: Path) -> list[Path]:
+    """Write the figure as SVG, PDF and PNG, each whole or not at all.
+
+    Args:
+        figure: What to write.
+        stem: The files' path without the ending.
+    """
+    import matplotlib
+
+    # Laid out once, not again for every format: that takes longer than drawing.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    written = []
+    with matplotlib.rc_context({"svg.hashsalt": stem.name}):  # the same ids every time
+        for kind in FORMATS:
+            path = stem.with_name(f"{stem.name}.{kind}")
+            partial = stem.with_name(f".{stem.name}.{kind}.partial")
+            undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+            figure.savefig(partial, format=kind, metadata=undated.get(kind))
+            os.replace(partial, path)
+            written.append(path)
+    return written

@@ -1,0 +1,244 @@
+"""Rounds, epsilon and cost, sent to where people look at runs.
+
+    tensorboard:FOLDER     event files
+    mlflow, mlflow:URI     the tracking server or store that MLflow is set up for
+    wandb, wandb:PROJECT   Weights & Biases; WANDB_MODE=offline keeps runs on disk
+
+Accuracies and losses are named not_private/...: they were read off private rows, and a
+tracker shows them to whoever may look at it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from fedbudget.errors import InvalidInputError, MissingExtraError, TrackingError
+from fedbudget.planning import Plan
+
+SPELLINGS = "tensorboard:FOLDER, mlflow, mlflow:URI, wandb or wandb:PROJECT"
+_PROJECT = "fedbudget"
+# Numbers of a plan, which trackers show beside a run.
+_FACTS = (
+    *("tau", "rounds", "steps", "learning_rate", "momentum", "sampling"),
+    *("planner", "accountant", "loss", "dim", "num_devices", "predicted_loss"),
+)
+
+
+class Tracker(Protocol):
+    """Takes every row of a run, as `train(on_round=...)` hands them out."""
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """Log one round."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Start a run."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End it, as failed where it failed."""
+        ...
+
+
+def tracker(
+    where: str, plan: Plan, *, device_names: Sequence[str] | None = None
+) -> Tracker:
+    """Return a tracker; use it in a `with`, and hand it to `train(on_round=...)`.
+
+    Args:
+        where: tensorboard:FOLDER, mlflow, mlflow:URI, wandb or wandb:PROJECT.
+        plan: What will be run; shown beside the run.
+        device_names: How devices are called there; by default 0, 1, ...
+
+    Raises:
+        InvalidInputError: `where` is none of these.
+        MissingExtraError: Its package is not installed.
+    """
+    kind, _, place = where.partition(":")
+    names = tuple(device_names or map(str, range(plan.num_devices)))
+    if kind == "tensorboard" and place:
+        return TensorBoard(place, plan, names)
+    if kind == "mlflow":
+        return MLflow(place or None, plan, names)
+    if kind == "wandb":
+        return WandB(place or _PROJECT, plan, names)
+    raise InvalidInputError(f"tracker {where!r} is not known: write {SPELLINGS}")
+
+
+def scalars(row: Mapping[str, Any], device_names: Sequence[str]) -> dict[str, float]:
+    """Return the numbers of a row, each under its own name; unbounded ones left out.
+
+    >>> row = {"round": 1, "steps": 9, "answered": 1, "epsilon": [0.5], "cost": [9.0],
+    ...        "not_private": {"test_accuracy": 0.8}}
+    >>> scalars(row, ["s1"])["epsilon/s1"]
+    0.5
+    """
+    found = {f"not_private/{k}": float(v) for k, v in row["not_private"].items()}
+    for name in ("steps", "answered"):
+        found[name] = float(row[name])
+    for name in ("epsilon", "cost"):
+        held = row[name]
+        if not isinstance(held, Mapping):
+            # One device without a bound, and there is no largest number.
+            most = None if None in held else max(held)
+            each = dict(zip(device_names, held, strict=True))
+            held = each | {"max": most}
+        found |= {f"{name}/{k}": float(v) for k, v in held.items() if v is not None}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    """Return what a tracker shows of a plan."""
+    found = {name: getattr(plan, name) for name in _FACTS}
+    epsilon = float(plan.epsilon.max())
+    found["epsilon"] = epsilon if math.isfinite(epsilon) else "none"
+    return found | {"cost": float(plan.cost.max()), "privacy": str(plan.privacy)}
+
+
+class TensorBoard:
+    """Event files in a folder."""
+
+    def __init__(self, folder: str, plan: Plan, device_names: Sequence[str]) -> None:
+        try:
+            from tensorboard.summary.writer import event_file_writer
+        except ImportError:
+            raise MissingExtraError(
+                "tracker 'tensorboard'", "tensorboard", "track"
+            ) from None
+        self._new_writer: Callable[[str], Any] = event_file_writer.EventFileWriter
+        self._folder, self._plan, self._names = folder, plan, device_names
+
+    def __enter__(self) -> Self:
+        with _named("tensorboard"):
+            self._writer = self._new_writer(self._folder)
+            text = "\n".join(f"    {k}: {v}" for k, v in facts(self._plan).items())
+            self._add(_text_summary("plan", text), step=0)
+        return self
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """Write a round's numbers."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        with _named("tensorboard"):
+            values = [
+                Summary.Value(tag=name, simple_value=value)
+                for name, value in scalars(row, self._names).items()
+            ]
+            self._add(Summary(value=values), step=row["round"])
+            self._writer.flush()
+
+    def _add(self, summary: Any, *, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+
+def _text_summary(tag: str, text: str) -> Any:
+    """Return a text for TensorBoard's text tab."""
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+
+    plugin = SummaryMetadata.PluginData(plugin_name="text")
+    tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()])
+    metadata = SummaryMetadata(plugin_data=plugin)
+    return Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])
+
+
+class MLflow:
+    """A run in the experiment "fedbudget"; MLflow's own run of the moment is left."""
+
+    def __init__(self, uri: str | None, plan: Plan, device_names: Sequence[str]):
+        try:
+            import mlflow
+        except ImportError:
+            raise MissingExtraError(
+                "tracker 'mlflow'", "mlflow-skinny", "track"
+            ) from None
+        self._mlflow: Any = mlflow
+        self._uri, self._plan, self._names = uri, plan, device_names
+
+    def __enter__(self) -> Self:
+        with _named("mlflow"):
+            self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
+            found = self._client.get_experiment_by_name(_PROJECT)
+            place = (
+                self._client.create_experiment(_PROJECT)
+                if found is None
+                else found.experiment_id
+            )
+            self._run = self._client.create_run(place).info.run_id
+            for name, value in facts(self._plan).items():
+                self._client.log_param(self._run, name, value)
+        return self
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """Log a round's numbers."""
+        with _named("mlflow"):
+            now = int(1000 * time.time())  # milliseconds
+            metrics = [
+                self._mlflow.entities.Metric(_plain(name), value, now, row["round"])
+                for name, value in scalars(row, self._names).items()
+            ]
+            self._client.log_batch(self._run, metrics=metrics)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        status = "FINISHED" if kind is None else "FAILED"
+        with _named("mlflow"):
+            self._client.set_terminated(self._run, status=status)
+
+
+def _plain(name: str) -> str:
+    """Return a name of letters that MLflow takes."""
+    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)
+
+
+class WandB:
+    """A run in a project; nothing is uploaded where WANDB_MODE is offline."""
+
+    def __init__(self, project: str, plan: Plan, device_names: Sequence[str]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise MissingExtraError("tracker 'wandb'", "wandb", "track") from None
+        self._wandb: Any = wandb
+        self._project, self._plan, self._names = project, plan, device_names
+
+    def __enter__(self) -> Self:
+        with _named("wandb"):
+            self._run = self._wandb.init(
+                project=self._project, config=facts(self._plan), reinit="create_new"
+            )
+        return self
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """Log a round's numbers."""
+        with _named("wandb"):
+            self._run.log(scalars(row, self._names), step=row["round"])
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with _named("wandb"):
+            self._run.finish(exit_code=0 if kind is None else 1)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Turn whatever a tracker's package raises into one line."""
+    try:
+        yield
+    except Exception as error:  # each package raises errors of its own kind
+        said = " ".join(str(error).split())[:300]
+        raise TrackingError(
+            f"tracker {name!r} failed ({type(error).__name__}: {said}): mend it, or "
+            "train without it; a recorded run goes on where it stopped"
+        ) from error

@@ -1,0 +1,192 @@
+"""The charts, as Altair specifications; Streamlit draws them without a network."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import altair as alt
+import pandas as pd
+
+from fedbudget.checks import Array
+from fedbudget.ui.exploring import LossMap
+
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
+Layers: TypeAlias = alt.LayerChart | alt.FacetChart
+
+# Colours that the colour-blind can tell apart, on white and on black (Okabe and Ito).
+_COLOURS = ("#0077bb", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
+_COST_TICKS = (50, 100, 200, 500, 1000, 2000, 5000)
+_EPSILON_TICKS = (0.25, 0.5, 1, 2, 4, 8, 16)
+
+
+def map_chart(found: LossMap, *, epsilon: float, cost: float) -> Layers:
+    """Draw the predicted loss over both budgets, and where the user stands."""
+    fine = found.finer()
+    layers = [_heat(fine), *_lines(fine), *_mark(fine, epsilon=epsilon, cost=cost)]
+    return alt.layer(*layers)
+
+
+def _heat(found: LossMap) -> alt.Chart:
+    x, y = _budget_axes(found, "cost_from", "epsilon_from")
+    scale = alt.Scale(type="log", scheme="viridis", reverse=True)
+    legend = alt.Legend(
+        title="predicted loss above the best model's",
+        titleLimit=300,
+        orient="top",
+        format=".2g",
+        gradientLength=260,
+        values=found.levels(4),
+    )
+    heat: alt.Chart = (
+        alt.Chart(_data(found.cells()))
+        .mark_rect(clip=True, strokeWidth=1)  # the stroke hides seams
+        .encode(
+            x=x,
+            x2="cost_to:Q",
+            y=y,
+            y2="epsilon_to:Q",
+            color=alt.Color("loss:Q", scale=scale, legend=legend),
+            stroke=alt.Stroke("loss:Q", scale=scale, legend=None),
+            tooltip=[
+                alt.Tooltip("epsilon:Q", format=".3g"),
+                alt.Tooltip("cost:Q", format=".4g"),
+                alt.Tooltip("loss:Q", format=".3g", title="predicted loss"),
+            ],
+        )
+    )
+    return heat
+
+
+def _lines(found: LossMap) -> list[alt.Chart]:
+    """Lines of equal loss, with their level; dark where the map is light."""
+    x, y = _budget_axes(found, "cost", "epsilon")
+    points = found.lines()
+    light = found.levels(2)[-1]
+    colour = alt.condition(
+        f"datum.loss < {light}", alt.value("#222222"), alt.value("white")
+    )
+    lines = (
+        alt.Chart(_data(points))
+        .mark_line(strokeWidth=1.2, clip=True)
+        .encode(x=x, y=y, detail="loss:Q", order="cost:Q", color=colour)
+    )
+    labels = (
+        alt.Chart(_data(_middles(points)))
+        .mark_text(fontSize=11, dy=-8, fontWeight="bold")
+        .encode(x=x, y=y, text=alt.Text("loss:Q", format=".2g"), color=colour)
+    )
+    return [lines, labels]
+
+
+def _mark(found: LossMap, *, epsilon: float, cost: float) -> list[alt.Chart]:
+    """A ring where the user stands."""
+    x, y = _budget_axes(found, "cost", "epsilon")
+    here = alt.Chart(_data([{"cost": cost, "epsilon": epsilon}])).encode(x=x, y=y)
+    return [
+        here.mark_point(size=240, filled=False, stroke=colour, strokeWidth=width)
+        for colour, width in (("white", 6.0), ("#d6336c", 3.0))
+    ]
+
+
+def _budget_axes(found: LossMap, x: str, y: str) -> tuple[alt.X, alt.Y]:
+    """Both budgets on logarithmic axes that end where the map does."""
+    across = _ends(found.costs)
+    up = _ends(found.epsilons)
+    return (
+        alt.X(
+            f"{x}:Q",
+            title="cost that a device may spend",
+            scale=alt.Scale(type="log", domain=across, nice=False, clamp=True),
+            axis=_axis(_COST_TICKS, across),
+        ),
+        alt.Y(
+            f"{y}:Q",
+            title="epsilon that it may lose",
+            scale=alt.Scale(type="log", domain=up, nice=False, clamp=True),
+            axis=_axis(_EPSILON_TICKS, up),
+        ),
+    )
+
+
+def curve_chart(rows: Rows, *, x: str, y: str, titles: tuple[str, str]) -> Layers:
+    """Draw one line per run."""
+    legend = alt.Legend(title=None, orient="top", columns=3, labelLimit=280)
+    several = len({row["run"] for row in rows}) > 1
+    base = alt.Chart(_data(rows)).encode(
+        x=alt.X(f"{x}:Q", title=titles[0]),
+        y=alt.Y(f"{y}:Q", title=titles[1], scale=alt.Scale(zero=False, padding=12)),
+        color=alt.Color(
+            "run:N",
+            scale=alt.Scale(range=list(_COLOURS)),
+            legend=legend if several else None,
+        ),
+        tooltip=[
+            alt.Tooltip("run:N"),
+            alt.Tooltip("round:Q"),
+            alt.Tooltip(f"{y}:Q", format=".4g", title=titles[1]),
+            alt.Tooltip("epsilon:Q", format=".3g"),
+            alt.Tooltip("cost:Q", format=".4g"),
+        ],
+    )
+    points = base.mark_point(filled=True, size=40 if len(rows) < 300 else 8)
+    return alt.layer(base.mark_line(strokeWidth=2), points)
+
+
+def spending_chart(rows: Rows) -> alt.Chart:
+    """Draw the share of each budget that is spent, by round."""
+    share = alt.Axis(format="%", tickCount=4)
+    chart: alt.Chart = (
+        alt.Chart(_data(rows))
+        .mark_line(strokeWidth=2, point=len(rows) < 200)
+        .encode(
+            x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1)),
+            y=alt.Y(
+                "share:Q",
+                title="spent of the plan",
+                axis=share,
+                scale=alt.Scale(domain=[0, 1]),
+            ),
+            color=alt.Color(
+                "budget:N",
+                scale=alt.Scale(range=list(_COLOURS)),
+                legend=alt.Legend(title=None, orient="top"),
+            ),
+            tooltip=["round:Q", "budget:N", alt.Tooltip("share:Q", format=".1%")],
+        )
+    )
+    return chart
+
+
+def seconds_chart(rows: Rows) -> alt.Chart:
+    """Draw how long rounds took."""
+    chart: alt.Chart = (
+        alt.Chart(_data(rows))
+        .mark_bar(color=_COLOURS[0], size=8)
+        .encode(
+            x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1)),
+            y=alt.Y("seconds:Q", title="seconds"),
+            tooltip=["round:Q", alt.Tooltip("seconds:Q", format=".2f")],
+        )
+    )
+    return chart
+
+
+def _data(rows: Rows) -> pd.DataFrame:
+    """Return rows as a frame: a list would be checked row by row, which takes long."""
+    return pd.DataFrame([dict(row) for row in rows])
+
+
+def _ends(values: Array) -> tuple[float, float]:
+    return float(values[0]), float(values[-1])
+
+
+def _axis(ticks: Sequence[float], ends: tuple[float, float]) -> alt.Axis:
+    shown = [tick for tick in ticks if ends[0] <= tick <= ends[1]]
+    return alt.Axis(values=shown, format="~g", grid=False, labelOverlap=False)
+
+
+def _middles(points: Rows) -> list[dict[str, Any]]:
+    """Return one point of every line, to write its level beside it."""
+    lines: dict[float, list[dict[str, Any]]] = {}
+    for point in points:
+        lines.setdefault(point["loss"], []).append(dict(point))
+    return [line[len(line) // 2] for line in lines.values()]

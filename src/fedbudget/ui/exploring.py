@@ -1,0 +1,185 @@
+"""What the Explore page shows: a plan, and what other budgets would have brought."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.budget import Budget, Prices
+from fedbudget.checks import Array
+from fedbudget.errors import InfeasibleBudgetError
+from fedbudget.planning import Plan, plan
+from fedbudget.planning.mapping import predicted_losses
+from fedbudget.problem import Problem
+
+EPSILONS = (0.25, 16.0)  # the ends of the map, and of the slider
+COSTS = (50.0, 5000.0)
+DELTA = 1e-4
+_POINTS = (31, 9)  # of the map; epsilons are cheap
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """Devices and what they pay: all that the map depends on."""
+
+    num_devices: int = 16
+    samples: int = 1628  # of the device in the middle
+    spread: float = 1.0  # samples of the largest device over those of the smallest
+    dim: int = 102
+    dissimilarity: str = "mild"
+    communication: float = 100.0
+    computation: float = 1.0
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Samples of every device, in geometric steps around the one in the middle.
+
+        >>> Fleet(num_devices=3, samples=100, spread=4).sizes.tolist()
+        [50, 100, 200]
+        """
+        if self.num_devices == 1:
+            return np.array([self.samples])
+        half = np.sqrt(self.spread)
+        factors = np.geomspace(1 / half, half, self.num_devices)
+        sizes = np.maximum(1, np.rint(self.samples * factors))
+        return np.asarray(sizes, dtype=np.int64)
+
+    @property
+    def problem(self) -> Problem:
+        """What the planner may know."""
+        return Problem(
+            num_samples=self.sizes, dim=self.dim, dissimilarity=self.dissimilarity
+        )
+
+    @property
+    def prices(self) -> Prices:
+        """What every device pays."""
+        return Prices(communication=self.communication, computation=self.computation)
+
+    @property
+    def cheapest(self) -> float:
+        """The price of one round with one step."""
+        return self.communication + self.computation
+
+
+def best_plan(fleet: Fleet, *, epsilon: float, cost: float) -> Plan:
+    """Return the plan for one pair of budgets."""
+    budget = Budget(epsilon=epsilon, delta=DELTA, cost=cost)
+    return plan(fleet.problem, budget, fleet.prices)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossMap:
+    """Predicted loss over both budgets; rows are epsilons, columns are costs."""
+
+    epsilons: Array
+    costs: Array
+    loss: Array
+
+    def finer(self, factor: int = 5) -> "LossMap":
+        """Return the map with costs between those that were planned for.
+
+        Between neighbours the logarithm of the loss is a straight line in the
+        logarithm of the cost.
+        """
+        count = len(self.costs)
+        at = np.linspace(0, count - 1, factor * (count - 1) + 1)
+        loss = np.array([_between(at, line) for line in np.log(self.loss)])
+        costs = _between(at, np.log(self.costs))
+        return LossMap(epsilons=self.epsilons, costs=np.exp(costs), loss=np.exp(loss))
+
+    def cells(self) -> list[dict[str, float]]:
+        """Return one rectangle per point, with its ends and its loss."""
+        eps, costs = _edges(self.epsilons), _edges(self.costs)
+        return [
+            {
+                "epsilon": float(self.epsilons[i]),
+                "epsilon_from": float(eps[i]),
+                "epsilon_to": float(eps[i + 1]),
+                "cost": float(self.costs[j]),
+                "cost_from": float(costs[j]),
+                "cost_to": float(costs[j + 1]),
+                "loss": float(self.loss[i, j]),
+            }
+            for i, j in np.ndindex(*self.loss.shape)
+        ]
+
+    def lines(self, count: int = 6) -> list[dict[str, float]]:
+        """Return points on lines of equal loss.
+
+        More of a budget never hurts, so that a line has one epsilon for each cost.
+        """
+        points = []
+        for level in self.levels(count):
+            points += self._ends_at(level, row=-1)
+            for cost, column in zip(self.costs, self.loss.T, strict=True):
+                if column.min() <= level <= column.max():
+                    at = np.interp(
+                        -np.log(level), -np.log(column), np.log(self.epsilons)
+                    )
+                    points.append(_point(cost, np.exp(at), level))
+            points += self._ends_at(level, row=0)
+        return points
+
+    def _ends_at(self, level: float, *, row: int) -> list[dict[str, float]]:
+        """Return where a line meets the map's lowest or highest epsilon, if it does."""
+        edge = self.loss[row]
+        if not edge.max() > level > edge.min():
+            return []
+        at = np.interp(-np.log(level), -np.log(edge), np.log(self.costs))
+        return [_point(np.exp(at), self.epsilons[row], level)]
+
+    def levels(self, count: int) -> list[float]:
+        """Return losses between the largest and the smallest, in equal ratios."""
+        ends = np.log(self.loss.max()), np.log(self.loss.min())
+        return [float(level) for level in np.exp(np.linspace(*ends, count + 2)[1:-1])]
+
+
+def _point(cost: float, epsilon: float, loss: float) -> dict[str, float]:
+    return {"cost": float(cost), "epsilon": float(epsilon), "loss": loss}
+
+
+def loss_map(fleet: Fleet) -> LossMap:
+    """Return the map of a fleet: on a coarse grid of plans, to be quick.
+
+    Raises:
+        InfeasibleBudgetError: No cost on the map pays for one round.
+    """
+    low = max(COSTS[0], fleet.cheapest)
+    if low >= COSTS[1]:
+        raise InfeasibleBudgetError(
+            f"one round with one step costs {low:g}, more than any cost up to "
+            f"{COSTS[1]:g}: lower the prices"
+        )
+    epsilons = np.geomspace(*EPSILONS, _POINTS[0])
+    costs = np.geomspace(low, COSTS[1], _POINTS[1])
+    loss = predicted_losses(
+        fleet.problem, fleet.prices, epsilons=epsilons, costs=costs, delta=DELTA
+    )
+    return LossMap(epsilons=epsilons, costs=costs, loss=loss)
+
+
+def what_more_buys(chosen: Plan) -> dict[str, dict[str, Any]]:
+    """Return what one more unit of each budget saves, and whether the budget binds."""
+    prices = {"privacy": chosen.epsilon_price, "cost": chosen.cost_price}
+    return {
+        name: {
+            "saved": price,
+            "share": price / chosen.predicted_loss,
+            "binds": name in chosen.binding,
+        }
+        for name, price in prices.items()
+    }
+
+
+def _between(at: Array, values: Array) -> Array:
+    return np.asarray(np.interp(at, np.arange(len(values)), values))
+
+
+def _edges(centres: Array) -> Array:
+    """Return the geometric middles between points, and one beyond either end."""
+    log = np.log(centres)
+    middles = (log[1:] + log[:-1]) / 2
+    ends = 2 * log[0] - middles[0], 2 * log[-1] - middles[-1]
+    return np.asarray(np.exp(np.array([ends[0], *middles, ends[1]])))

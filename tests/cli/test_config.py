@@ -1,0 +1,260 @@
+"""Own data: `fedbudget init`, and commands that take a fedbudget.toml."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbudget.cli.config import read_config
+from fedbudget.errors import DataError
+from tests.cli.examples import BUDGET, sensors, write_sensors
+from tests.cli.running import assert_one_line, run
+
+COLUMNS = ("--label", "alarm", "--device", "sensor_id")
+
+
+@pytest.fixture
+def config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Path:
+    """A written file, whose bounds its owner has replaced by public ones."""
+    monkeypatch.chdir(tmp_path)
+    write_sensors(tmp_path)
+    result = run(capsys, "init", "sensors.csv", *COLUMNS)
+    assert result.code == 0
+    path = tmp_path / "fedbudget.toml"
+    text = path.read_text().replace("public_bounds = false", "public_bounds = true")
+    lines = [
+        "volts = { low = 0, high = 5 }" if line.startswith("volts") else line
+        for line in text.splitlines()
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_the_file_is_toml_with_a_mark_on_all_that_was_read_from_the_rows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table, out = write_sensors(tmp_path), tmp_path / "new.toml"
+    result = run(capsys, "init", str(table), *COLUMNS, "--out", str(out))
+    assert result.code == 0
+    assert "300 rows, 3 columns, 5 devices" in result.out
+    assert result.err.startswith("warning: NOT PRIVATE: the bounds and categories of 3")
+    text = out.read_text()
+    plain = tomllib.loads(text)
+    assert plain["features"]["site"] == {"values": ["cellar", "roof"]}
+    assert plain["label"] == {"name": "alarm", "values": ["no", "yes"]}
+    assert plain["data"]["table"] == "sensors.csv"
+    for line in text.splitlines():
+        if "low =" in line or line.startswith("values") or "{ values" in line:
+            assert "read from the rows: replace by what is publicly known" in line
+
+
+def test_a_plan_of_the_file_is_that_of_the_options(
+    capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    from_file = run(capsys, "plan", "fedbudget.toml", "--json")
+    assert (from_file.code, from_file.err) == (0, "")
+    from_options = run(capsys, "plan", *sensors(config.parent), *BUDGET, "--json")
+    assert json.loads(from_file.out) == json.loads(from_options.out)
+
+
+def test_the_command_line_overrules_the_file(
+    capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    result = run(capsys, "plan", "fedbudget.toml", "--json", "--epsilon", "2")
+    assert max(json.loads(result.out)["epsilon"]) == pytest.approx(2)
+
+
+def test_training_from_the_file(
+    capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    config.write_text(config.read_text().replace('# out = "runs', 'out = "runs'))
+    result = run(capsys, "train", "fedbudget.toml", "--json")
+    assert (result.code, result.err) == (0, "")
+    assert json.loads(result.out)["accuracy"] > 0.7
+    about = json.loads(Path("runs/first/about.json").read_text())
+    assert (about["source"], about["label"]) == ("sensors.csv", "alarm")
+
+
+def test_devices_set_budgets_of_their_own(
+    capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    own = "\n[devices.s1]\nepsilon = 1.5\ncost = 450\n[devices]\n"
+    own += "s4 = { communication = 40 }\n"
+    config.write_text(config.read_text() + own)
+    result = run(capsys, "plan", "fedbudget.toml", "--json", "--epsilon", "3")
+    found = json.loads(result.out)
+    assert found["epsilon"][1] == pytest.approx(1.5)  # whatever the command line says
+    assert found["epsilon"][0] == pytest.approx(3)
+    assert found["cost"][1] <= 450
+    assert found["cost"][4] < found["cost"][0]
+    result = run(capsys, "train", "fedbudget.toml", "--json")
+    assert (result.code, result.err) == (0, "")
+    assert json.loads(result.out)["epsilon"][1] == pytest.approx(1.5)
+    for command in ("frontier", "sweep"):
+        result = run(capsys, command, "fedbudget.toml")
+        assert_one_line(result, code=2, says=("devices", f"{command} cannot honour"))
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("[devices.s9]\nepsilon = 1", ("line 53, devices.s9", "5 devices", "'s0'")),
+        ("[devices.s1]\nepsilom = 1", ("devices.s1", "'epsilom'", "mean 'epsilon'")),
+        ("[devices.s1]\nepsilon = 0", ("devices.s1", "epsilon 0", "above 0")),
+        ("[devices.s1]\ncost = true", ("devices.s1", "cost True")),
+        ("[devices.s1]\ncomputation = -1", ("devices.s1", "zero or more")),
+        ("[devices]\ns1 = 3", ("line 54, devices.s1", "section of its own")),
+    ],
+)
+def test_devices_that_are_described_wrongly(
+    capsys: pytest.CaptureFixture[str],
+    config: Path,
+    section: str,
+    says: tuple[str, ...],
+) -> None:
+    config.write_text(config.read_text() + "\n" + section)
+    result = run(capsys, "plan", "fedbudget.toml")
+    assert_one_line(result, code=2, says=says)
+
+
+def test_other_commands_leave_the_options_of_train_alone(
+    capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    config.write_text(config.read_text().replace('# out = "runs', 'out = "runs'))
+    asked = ("--epsilons", "4", "--costs", "500", "--seeds", "1", "--json")
+    result = run(capsys, "sweep", "fedbudget.toml", *asked)
+    assert (result.code, result.err) == (0, "")
+    assert json.loads(result.out)["table"] is None
+    assert not Path("runs").exists()
+
+
+def test_a_file_in_another_folder(
+    capsys: pytest.CaptureFixture[str], config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (config.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(config.parent / "elsewhere")
+    assert run(capsys, "plan", "../fedbudget.toml").code == 0
+    assert run(capsys, "init", "../sensors.csv", *COLUMNS).code == 0
+    assert read_config("fedbudget.toml").values["data"]["table"] == "../sensors.csv"
+
+
+def test_bounds_that_nobody_has_replaced_warn_in_every_command(
+    capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    config.write_text(config.read_text().replace("bounds = true", "bounds = false"))
+    for command in ("plan", "train", "frontier"):
+        more = ("--costs", "500") if command == "frontier" else ()
+        result = run(capsys, command, "fedbudget.toml", *more)
+        assert result.code == 0
+        assert "NOT PRIVATE: fedbudget.toml, line 13, data.public_bounds" in result.err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("epsilon = 4.0", "epsilon = -4", ("line 27, budget.epsilon", "got -4")),
+        ("epsilon = 4.0", 'epsilon = "4"', ("line 27", "must be a number, got '4'")),
+        ("epsilon = 4.0", "epsilon = true", ("line 27", "must be a number")),
+        ("epsilon = 4.0", "epsilom = 4", ("line 27", "did you mean 'epsilon'?")),
+        ("epsilon = 4.0", "epsilon = = 4", ("line 27, column 11", "TOML")),
+        ("epsilon = 4.0", "", ("Missing option '--epsilon'",)),
+        ('"joint"', '"magic"', ("line 42, plan.planner", "joint, bound, paper")),
+        ("[plan]", "[plans]", ("line 41, plans", "use only data, budget")),
+        ("[plan]", "plan = 3", ("plan", "is not known")),
+        ("low = 0", "low = 9", ("line 23, features.volts", "low must be below high")),
+        ("low = 0", "lo = 0", ("line 23, features.volts", "'lo' is not known")),
+        ("volts =", "watts =", ("line 23, features.watts", "name one of")),
+        ('"cellar", ', "", ("line 24, features.site", "'cellar'")),
+        ('["no", "yes"]', '["no"]', ("line 16, label.name", "one class")),
+        ('"sensor_id"', '"who"', ("line 8, data.device", "'who'")),
+        ('table = "', 'table = "no', ("line 7, data.table", "nosensors.csv")),
+        ("table =", "tables =", ("data.table is missing",)),
+        ("seed = 0", "seed = -1", ("line 50, train.seed", "-1")),
+        ("communication = 100.0", "communication = -1", ("line 32, prices.comm",)),
+    ],
+)
+def test_errors_name_the_key_and_the_line(
+    capsys: pytest.CaptureFixture[str],
+    config: Path,
+    old: str,
+    new: str,
+    says: tuple[str, ...],
+) -> None:
+    text = config.read_text()
+    assert old in text
+    config.write_text(text.replace(old, new))
+    result = run(capsys, "plan", "fedbudget.toml")
+    assert_one_line(result, code=2, says=says)
+
+
+def test_a_value_from_the_command_line_is_not_blamed_on_the_file(
+    capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    result = run(capsys, "plan", "fedbudget.toml", "--epsilon", "-3")
+    assert_one_line(result, code=2, says=("error: epsilon must be above 0",))
+
+
+def test_odd_names_and_texts_survive(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    odd = ['a "quote"', "back\\slash", "tab\t", "ü\x7f"]
+    table: dict[str, Any] = {"größe in m": [1.5, 2.5, 3.5, 4.5], "a.b": odd}
+    table |= {"label": ["x", "y", "x", "y"], "id": [1, 1, 2, 2]}
+    path, out = tmp_path / "t.parquet", tmp_path / "c.toml"
+    pq.write_table(pa.table(table), path)
+    named = (str(path), "--label", "label", "--device", "id", "--out", str(out))
+    assert run(capsys, "init", *named).code == 0
+    features = tomllib.loads(out.read_text())["features"]
+    assert sorted(features["a.b"]["values"]) == sorted(odd)
+    assert features["größe in m"] == {"low": 1.5, "high": 4.5}
+    assert run(capsys, "plan", str(out)).code == 0
+
+
+def test_gaps_identifiers_and_partitions(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, out = tmp_path / "t.csv", tmp_path / "c.toml"
+    rows = [f"{i % 9 if i else ''},name {i},{i % 2}" for i in range(20_000)]
+    path.write_text("volts,who,alarm\n" + "\n".join(rows))
+    asked = (str(path), "--label", "alarm", "--partition", "iid:1", "--out", str(out))
+    result = run(capsys, "init", *asked)
+    assert_one_line(result, code=2, says=("'who'", "19999 distinct texts"))
+    assert run(capsys, "init", *asked, "--drop", "who").code == 0
+    plain = tomllib.loads(out.read_text())
+    assert plain["data"]["missing"] == "drop"
+    assert plain["budget"]["delta"] == 1e-6  # below one over 20,000 rows, with room
+    assert run(capsys, "plan", str(out)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (COLUMNS, 1, ("fedbudget.toml is already there", "--force")),
+        (("--label", "alarm"), 2, ("either --device", "--partition")),
+        ((*COLUMNS, "--out", "/proc/x.toml"), 1, ("cannot write /proc/x.toml",)),
+        ((*COLUMNS, "--out", "n.toml", "--drop", "nix"), 2, ("'nix'",)),
+    ],
+)
+def test_init_refuses(
+    capsys: pytest.CaptureFixture[str],
+    config: Path,
+    arguments: tuple[str, ...],
+    code: int,
+    says: tuple[str, ...],
+) -> None:
+    before = config.read_text()
+    result = run(capsys, "init", "sensors.csv", *arguments)
+    assert_one_line(result, code=code, says=says)
+    assert config.read_text() == before
+
+
+def test_a_file_that_cannot_be_read() -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_config("/proc/nothing.toml")

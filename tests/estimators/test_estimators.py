@@ -1,0 +1,211 @@
+"""The estimators: scikit-learn's own checks, devices, privacy, and their warnings."""
+
+import pickle
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.sparse import coo_array, csr_matrix
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.model_selection import GroupKFold, cross_val_score, cross_validate
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import fedbudget as fb
+from fedbudget.data.rows import check_unit_ball
+from fedbudget.errors import InvalidInputError, NotPrivateWarning
+from fedbudget.estimators.rows import unit_rows
+from tests.cli.running import run_python
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(1200, 4)) / 3
+Y = np.where(X @ [1.0, -2.0, 1.0, 0.0] > 0.1, "yes", "no")
+GROUPS = np.array([f"s{i % 6}" for i in range(1200)])
+
+
+def classifier(**options: Any) -> fb.PrivateFederatedClassifier:
+    settings: dict[str, Any] = {"epsilon": 4, "classes": ["no", "yes"]}
+    settings["random_state"] = 0
+    return fb.PrivateFederatedClassifier(**settings | options)
+
+
+# Nothing is expected to fail: the checks run on data whose classes and ranges are read
+# off it, which warns, and the regressor declares that 200 rows are few (poor_score).
+@pytest.mark.filterwarnings("ignore::fedbudget.NotPrivateWarning")
+@pytest.mark.filterwarnings("ignore:.*SCIPY_ARRAY_API.*")
+@parametrize_with_checks(  # type: ignore[untyped-decorator]
+    [fb.PrivateFederatedClassifier(), fb.PrivateFederatedRegressor()]
+)
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_devices_are_the_groups_and_each_keeps_its_budget() -> None:
+    cost = [400.0, 500.0, 600.0, 700.0, 800.0, 900.0]
+    model = classifier(epsilon=[4.0, 4, 4, 4, 4, 2], cost=cost).fit(X, Y, GROUPS)
+    assert model.plan_.num_devices == 6
+    assert model.plan_.num_samples.tolist() == [200] * 6
+    assert (model.plan_.epsilon <= [4, 4, 4, 4, 4, 2]).all()
+    assert (model.plan_.cost <= cost).all()
+
+
+def test_it_learns_and_speaks_as_scikit_learn_does() -> None:
+    model = classifier().fit(X, Y, groups=GROUPS)
+    assert model.score(X, Y) > 0.85
+    assert model.classes_.tolist() == ["no", "yes"]
+    chances = model.predict_proba(X)
+    assert chances.sum(axis=1) == pytest.approx(1.0)
+    assert ((model.decision_function(X) > 0) == (chances[:, 1] > 0.5)).all()
+
+
+def test_the_linear_model_is_that_of_rows_within_the_norm() -> None:
+    model = classifier(row_norm=3.0).fit(X, Y)
+    assert np.linalg.norm(X, axis=1).max() < 3
+    expected = X @ model.coef_[0] + model.intercept_[0]
+    assert model.decision_function(X) == pytest.approx(expected)
+    long = 100 * X[:5]
+    short = long * (3 / np.linalg.norm(long, axis=1, keepdims=True))
+    assert model.decision_function(long) == pytest.approx(
+        model.decision_function(short)
+    )
+
+
+def test_dense_sparse_and_frames_give_one_model() -> None:
+    dense = classifier().fit(X, Y, groups=GROUPS)
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    for rows in (csr_matrix(X), coo_array(X), frame):
+        other = classifier().fit(rows, Y, groups=pd.Series(GROUPS))
+        assert other.coef_ == pytest.approx(dense.coef_, rel=1e-4)
+        assert (other.predict(rows) == dense.predict(X)).all()
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_rows_never_leave_the_unit_ball(intercept: bool, sparse: bool) -> None:
+    x = RNG.normal(size=(500, 3)) * 10.0 ** RNG.integers(-3, 6, size=(500, 1))
+    x[0], x[1] = 1e300, 5e-324
+    rows = unit_rows(csr_matrix(x) if sparse else x, row_norm=0.7, intercept=intercept)
+    check_unit_ball(rows)
+    dense = np.asarray(rows.toarray() if sparse else rows, dtype=np.float64)  # type: ignore[union-attr]
+    assert np.linalg.norm(dense, axis=1).max() <= 1
+    assert np.linalg.norm(dense, axis=1).max() > 0.999
+    alone = unit_rows(x[7:8], row_norm=0.7, intercept=intercept)
+    assert (dense[7] == np.asarray(alone, np.float64)[0]).all()  # touched by no other
+
+
+def test_losses_and_classes() -> None:
+    three = np.array(["a", "b", "c"])[np.digitize(X[:, 0], [-0.2, 0.2])]
+    model = classifier(classes=["c", "b", "a"]).fit(X, three, groups=GROUPS)
+    assert model.plan_.loss == "softmax"
+    assert model.predict_proba(X).shape == model.decision_function(X).shape == (1200, 3)
+    assert model.classes_.tolist() == ["a", "b", "c"]
+    hinge = classifier(loss="hinge").fit(X, Y)
+    assert hinge.score(X, Y) > 0.8
+    assert not hasattr(hinge, "predict_proba")
+    pair = classifier(loss="softmax").fit(X, Y)
+    chances = pair.predict_proba(X)[:, 1]
+    logit = np.log(chances / (1 - chances))
+    assert pair.decision_function(X) == pytest.approx(logit)
+
+
+def test_a_class_that_no_row_has_is_still_a_class() -> None:
+    model = classifier(classes=["maybe", "no", "yes"]).fit(X, Y)
+    assert model.predict_proba(X).shape == (1200, 3)
+
+
+def test_what_is_read_off_the_labels_is_said() -> None:
+    with pytest.warns(NotPrivateWarning, match="classes were read off y"):
+        model = classifier(classes=None).fit(X, Y)
+    assert "NOT covered: the classes" in model.privacy_statement_
+    y = X @ [1.0, 0, 0, 0]
+    with pytest.warns(NotPrivateWarning, match="range of y"):
+        other = fb.PrivateFederatedRegressor().fit(X, y)
+    assert "NOT covered: the range of y" in other.privacy_statement_
+
+
+def test_the_statement_is_the_plans_unless_the_noise_is_known() -> None:
+    model = classifier(random_state=None).fit(X, Y)
+    assert model.privacy_statement_ == str(model.plan_.privacy)
+    seeded = classifier().fit(X, Y)
+    assert "random_state fixes the noise" in seeded.privacy_statement_
+    again = classifier(random_state=None).fit(X, Y)
+    assert (again.coef_ != model.coef_).all()
+
+
+def test_regression_in_the_units_of_the_target() -> None:
+    y = 100 + 20 * X @ [1.0, -1.0, 0.5, 0.0]
+    model = fb.PrivateFederatedRegressor(
+        epsilon=8, target_range=(40, 160), row_norm=1.5, random_state=0
+    ).fit(X, y, groups=GROUPS)
+    assert model.score(X, y) > 0.5
+    assert model.predict(X) == pytest.approx(X @ model.coef_[0] + model.intercept_[0])
+
+
+def test_clone_pickle_and_cross_validation() -> None:
+    model = classifier(epsilon=2.0)
+    assert clone(model).get_params() == model.get_params()
+    fitted = model.fit(X, Y, groups=GROUPS)
+    restored = pickle.loads(pickle.dumps(fitted))
+    assert (restored.predict(X) == fitted.predict(X)).all()
+    scores = cross_val_score(clone(model), X, Y, groups=GROUPS, cv=GroupKFold(3))
+    assert scores.min() > 0.7
+
+
+def test_groups_reach_it_through_metadata_routing() -> None:
+    with config_context(enable_metadata_routing=True):
+        model = classifier().set_fit_request(groups=True)
+        found = cross_validate(
+            model,
+            X,
+            Y,
+            params={"groups": GROUPS},
+            cv=GroupKFold(3),
+            return_estimator=True,
+        )
+    assert [each.plan_.num_devices for each in found["estimator"]] == [4, 4, 4]
+
+
+def test_groups_reach_it_through_a_pipeline() -> None:
+    pipe = make_pipeline(Normalizer(), classifier())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipe.fit(X, Y, privatefederatedclassifier__groups=GROUPS)
+    assert pipe[-1].plan_.num_devices == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "y", "groups", "says"),
+    [
+        ({"row_norm": 0}, Y, None, "row_norm must be above 0"),
+        ({"classes": ["no"]}, Y, None, "one class"),
+        ({"classes": ["no", "off"]}, Y, None, "'yes'"),
+        ({"loss": "huber"}, Y, None, "does not fit"),
+        ({"epsilon": [1.0, 2.0]}, Y, GROUPS, "2 values but there are 6 devices"),
+        ({}, Y, GROUPS[:7], r"groups has shape \(7,\)"),
+        ({}, Y, np.array([None, 1] * 600, object), "mixes types"),
+    ],
+)
+def test_refusals(options: Any, y: Any, groups: Any, says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        classifier(**options).fit(X, y, groups=groups)
+
+
+@pytest.mark.parametrize("limits", [(1, 0), (-np.inf, 1), (0, np.inf), (np.nan, 1)])
+def test_a_range_that_is_none_is_refused(limits: tuple[float, float]) -> None:
+    with pytest.raises(InvalidInputError, match="low below high"):
+        fb.PrivateFederatedRegressor(target_range=limits).fit(X, X[:, 0])
+
+
+def test_without_scikit_learn_one_line_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['sklearn'] = None\n"
+        "import fedbudget as fb\n"
+        "try:\n    fb.PrivateFederatedClassifier\n"
+        "except fb.MissingExtraError as error:\n    print(error)"
+    )
+    result = run_python(code)
+    assert "needs scikit-learn, which is not installed" in result.out

@@ -1,0 +1,170 @@
+"""Trackers, against the real packages: what was logged is read back by them."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedbudget as fb
+from fedbudget.errors import InvalidInputError, MissingExtraError, TrackingError
+from fedbudget.trackers import facts, scalars, tracker
+from tests.cli.examples import BUDGET, sensors
+from tests.cli.running import assert_one_line, run, run_python
+
+PROBLEM = fb.Problem(num_samples=[200, 300], dim=3)
+PLAN = fb.plan(
+    PROBLEM, fb.Budget(epsilon=4, cost=900), fb.Prices(communication=100, computation=1)
+)
+NAMES = ("north", "south/1")
+
+
+def row(number: int, **changes: Any) -> dict[str, Any]:
+    spent = {"epsilon": [0.5 * number, None], "cost": [110.0 * number, 90.0 * number]}
+    measured = {"test_accuracy": 0.5 + number / 10, "train_loss": 0.7}
+    held = {"round": number, "steps": 10 * number, "answered": 2}
+    return held | spent | {"not_private": measured} | changes
+
+
+def test_names_say_what_is_not_private_and_whose_a_number_is() -> None:
+    assert scalars(row(2), NAMES) == {
+        "not_private/test_accuracy": 0.7,
+        "not_private/train_loss": 0.7,
+        "steps": 20.0,
+        "answered": 2.0,
+        "epsilon/north": 1.0,  # the other has no bound and no number: nor has the most
+        "cost/north": 220.0,
+        "cost/south/1": 180.0,
+        "cost/max": 220.0,
+    }
+    ends = {"min": 1.0, "median": 2.0, "max": None}
+    many = scalars(row(1, epsilon=ends), NAMES)
+    assert {k for k in many if k.startswith("epsilon")} == {
+        "epsilon/min",
+        "epsilon/median",
+    }
+
+
+def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with tracker(f"tensorboard:{tmp_path}/tb", PLAN, device_names=NAMES) as log:
+        for number in (1, 2, 3):
+            log(row(number))
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    curve = events.Scalars("not_private/test_accuracy")
+    assert [point.step for point in curve] == [1, 2, 3]
+    assert [point.value for point in curve] == pytest.approx([0.6, 0.7, 0.8])
+    assert events.Scalars("cost/south/1")[-1].value == pytest.approx(270)
+    text = events.Tensors("plan")[0].tensor_proto.string_val[0].decode()
+    assert f"tau: {PLAN.tau}" in text
+    assert "differential privacy" in text
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    pytest.importorskip("mlflow", reason="mlflow is not installed: not tried for real")
+    # A store of files needs no database; newer MLflow wants to be asked twice for it.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    yield f"file:{tmp_path}/mlruns"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_mlflow_reads_back_what_was_logged(store: str) -> None:
+    import mlflow
+
+    with tracker(f"mlflow:{store}", PLAN, device_names=NAMES) as log:
+        for number in (1, 2):
+            log(row(number))
+    with pytest.raises(KeyError):  # a second run, of the same experiment, that fails
+        with tracker(f"mlflow:{store}", PLAN, device_names=NAMES):
+            raise KeyError
+    client: Any = mlflow.MlflowClient(tracking_uri=store)
+    place = client.get_experiment_by_name("fedbudget").experiment_id
+    runs = client.search_runs([place], order_by=["attributes.start_time ASC"])
+    assert [run.info.status for run in runs] == ["FINISHED", "FAILED"]
+    history = client.get_metric_history(runs[0].info.run_id, "cost/south/1")
+    assert [(point.step, point.value) for point in history] == [(1, 90.0), (2, 180.0)]
+    assert runs[0].data.params["tau"] == str(PLAN.tau)
+
+
+def test_wandb_keeps_a_run_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed: not tried for real")
+    # In a process of its own: wandb starts helpers that outlive a test.
+    code = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from tests.test_trackers import NAMES, PLAN, row, tracker\n"
+        "with tracker('wandb:demo', PLAN, device_names=NAMES) as log:\n"
+        "    log(row(1)); log(row(2))\n"
+    )
+    result = run_python(
+        code,
+        WANDB_MODE="offline",
+        WANDB_DIR=str(tmp_path),
+        WANDB_SILENT="true",
+        PYTHONPATH=os.pathsep.join(sys.path),
+    )
+    assert result.code == 0, result.err
+    (kept,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    held = kept.read_bytes()
+    assert b"not_private/test_accuracy" in held
+    assert b"epsilon/north" in held
+
+
+def test_the_command_tracks_while_it_trains(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    where = ("--track", f"tensorboard:{tmp_path}/tb")
+    result = run(capsys, "train", *sensors(tmp_path), *BUDGET, *where, "--json")
+    assert (result.code, result.err) == (0, "")
+    found = json.loads(result.out)
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    curve = events.Scalars("not_private/test_accuracy")
+    assert len(curve) == found["rounds"]
+    assert curve[-1].value == pytest.approx(found["accuracy"])
+    assert events.Scalars("epsilon/s0")[-1].value == pytest.approx(found["epsilon"][0])
+
+
+@pytest.mark.parametrize("where", ["", "tensorboard", "tensorboard:", "comet:x"])
+def test_trackers_that_are_not_known(where: str) -> None:
+    with pytest.raises(InvalidInputError, match="write tensorboard:FOLDER"):
+        tracker(where, PLAN)
+
+
+@pytest.mark.parametrize(
+    ("where", "module"),
+    [("tensorboard:x", "tensorboard"), ("mlflow", "mlflow"), ("wandb", "wandb")],
+)
+def test_a_package_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, where: str, module: str
+) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=r"fedbudget\[track\]"):
+        tracker(where, PLAN)
+
+
+def test_a_place_that_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    with pytest.raises(TrackingError, match="'tensorboard' failed"):
+        tracker("tensorboard:/proc/tb", PLAN).__enter__()
+    where = ("--track", "tensorboard:/proc/tb")
+    result = run(capsys, "train", *sensors(tmp_path), *BUDGET, *where)
+    assert_one_line(result, code=1, says=("tracker 'tensorboard' failed",))
+
+
+def test_a_plan_without_privacy_has_no_epsilon() -> None:
+    assert facts(PLAN.without_privacy())["epsilon"] == "none"

@@ -1,0 +1,125 @@
+"""The pictures in docs/images, of a real page with real runs and a real fleet.
+
+`make screenshots` takes them again, and says how long the page needs to follow a
+slider.
+"""
+
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fedbudget
+from fedbudget.fleet.demo import TrialFleet
+from fedbudget.fleet.trial import Terms
+from tests.ui.browsing import SLOW, chromium, served, settle
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+WIDE, NARROW = 1440, 390
+TERMS = Terms(epsilon=4, cost=1000, communication=5, computation=1)
+RUNS = {
+    "epsilon-4": ("--epsilon", "4"),
+    "epsilon-1": ("--epsilon", "1"),
+    "paper-planner": ("--epsilon", "4", "--planner", "paper"),
+    "dear-rounds": ("--epsilon", "4", "--communication-price", "200"),
+}
+
+
+def main() -> None:
+    """Take every picture."""
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        folder = Path(temporary)
+        runs = folder / "runs"
+        for name, options in RUNS.items():
+            _train(runs / name, *options)
+        address = stack.enter_context(served(runs))
+        browser = stack.enter_context(chromium())
+        for scheme in ("light", "dark"):
+            _take(browser, address, "explore", scheme, WIDE)
+            _take(browser, address, "explore", scheme, NARROW)
+        for name in ("run", "results"):
+            _take(browser, address, name, "light", WIDE)
+            _take(browser, address, name, "dark", NARROW)
+        _take_fleet(browser, address, folder / "fleet")
+        print(f"a slider's change is shown after {_seconds(browser, address):.2f} s")
+
+
+def _train(out: Path, *options: str) -> None:
+    command = [sys.executable, "-m", "fedbudget", "train", "adult", "--split", "iid"]
+    budget = ("--cost", "1000", "--out", str(out), "--json")
+    subprocess.run([*command, *options, *budget], check=True, capture_output=True)
+
+
+def _open(browser: "Browser", url: str, scheme: str, width: int) -> "Page":
+    page = browser.new_page(
+        viewport={"width": width, "height": 900},
+        color_scheme="dark" if scheme == "dark" else "light",
+        device_scale_factor=1 if width == WIDE else 2,
+    )
+    page.goto(url)
+    settle(page)
+    return page
+
+
+def _take(browser: "Browser", address: str, name: str, scheme: str, width: int) -> None:
+    path = "" if name == "explore" else name
+    page = _open(browser, f"{address}/{path}", scheme, width)
+    page.get_by_test_id("stVegaLiteChart").locator("canvas, svg").first.wait_for(
+        timeout=SLOW
+    )
+    _save(page, f"{name}-{scheme}{'-narrow' if width == NARROW else ''}")
+
+
+def _save(page: "Page", name: str) -> None:
+    page.wait_for_timeout(1500)  # fonts, and charts that fade in
+    main = page.get_by_test_id("stMain")
+    height = int(main.evaluate("node => node.scrollHeight"))
+    assert page.viewport_size is not None
+    page.set_viewport_size({"width": page.viewport_size["width"], "height": height})
+    page.wait_for_timeout(800)
+    page.screenshot(path=IMAGES / f"{name}.png")
+    page.close()
+    print(f"{name}.png")
+
+
+def _take_fleet(browser: "Browser", address: str, folder: Path) -> None:
+    """Start a fleet that talks for nothing, so that there are rounds to look at."""
+    data = fedbudget.load("adult", split="by-education", seed=0)
+    fleet = TrialFleet(folder, data, TERMS, minimum=1)
+    page = _open(browser, f"{address}/fleet", "light", WIDE)
+    field = page.get_by_label("Status of the coordinator")
+    field.fill(f"http://127.0.0.1:{fleet.status_port}/status")
+    field.press("Enter")
+    with ExitStack() as stack:
+        fleet.start(stack)
+        page.get_by_text(re.compile(r"([4-9]|\d\d) of .* rounds are over")).wait_for(
+            timeout=3 * SLOW
+        )
+        _save(page, "fleet-light")
+
+
+def _seconds(browser: "Browser", address: str) -> float:
+    """Return how long it takes from a key to the last change on the page."""
+    page = _open(browser, address, "light", WIDE)
+    found = []
+    # Every press asks what was not asked before: nothing is remembered.
+    for name in 3 * ["For a local step"] + 4 * ["How many"]:
+        began = time.perf_counter()
+        page.get_by_role("slider", name=name).press("ArrowRight")
+        page.locator("[data-test-script-state=running]").wait_for(timeout=SLOW)
+        settle(page)
+        found.append(time.perf_counter() - began)
+    page.close()
+    return statistics.median(found)
+
+
+if __name__ == "__main__":
+    main()

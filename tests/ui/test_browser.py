@@ -1,0 +1,215 @@
+"""The page in a real browser: clicked, typed into, and looked at."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fedbudget.fleet.status import StatusServer
+from fedbudget.record import read_rounds
+from tests.cli.examples import write_sensors
+from tests.ui.browsing import CHROMIUM, SLOW, chromium, served, settle
+from tests.ui.test_fleet_status import RUNNING
+from tests.ui.test_folders import write_run
+
+pytest.importorskip("streamlit", reason="the page needs streamlit: fedbudget[ui]")
+pytest.importorskip("playwright", reason="a browser is driven by playwright")
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no browser here: the page is NOT tested; install chromium"
+)
+
+
+# Tiny steps on unlike devices that talk for free: a round for each step they can pay,
+# 5,000 of them, so that a run goes on for as long as it takes to press a button.
+MANY_ROUNDS = """
+[data]
+table = "sensors.csv"
+device = "sensor_id"
+public_bounds = true
+[budget]
+epsilon = 50
+cost = 5000
+[prices]
+communication = 0
+computation = 1
+[plan]
+learning_rate = 0.001
+dissimilarity = 10
+[label]
+name = "alarm"
+values = ["no", "yes"]
+[features]
+volts = { low = 0, high = 5 }
+site = { values = ["cellar", "roof"] }
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    write_sensors(folder)
+    (folder / "fedbudget.toml").write_text(MANY_ROUNDS)
+    write_run(folder / "runs" / "first", done=3)
+    write_run(folder / "runs" / "second", done=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with served(folder / "runs") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: "Browser") -> Iterator["Page"]:
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    yield page
+    page.close()
+
+
+def card(page: "Page", name: str) -> "Locator":
+    """Return what a card shows below its name."""
+    card = page.get_by_test_id("stMetric").filter(has_text=re.compile(f"^{name}"))
+    return card.get_by_test_id("stMetricValue")
+
+
+def new_text(shown: "Locator", old: str) -> str:
+    """Wait until the text is another one; return it."""
+    from playwright.sync_api import expect
+
+    expect(shown).not_to_have_text(old, timeout=SLOW)
+    return shown.inner_text()
+
+
+def test_sliders_and_fields_change_the_plan(page: "Page", address: str) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(address)
+    settle(page)
+    page.get_by_text(re.compile("Binding: |Neither budget")).wait_for(timeout=SLOW)
+    drawn = page.get_by_test_id("stVegaLiteChart").locator("canvas, svg")
+    drawn.first.wait_for(timeout=SLOW)
+    loss = card(page, "Predicted loss")
+    before = loss.inner_text()
+    page.get_by_role("slider", name="Epsilon").press("ArrowLeft")  # 4 to 2.8
+    lower = new_text(loss, before)
+    assert float(lower) > float(before)
+    settle(page)
+    columns = page.get_by_label("Columns of a row", exact=True)
+    columns.fill("5")
+    columns.press("Enter")
+    assert float(new_text(loss, lower)) < float(lower)
+    assert asked and all(
+        url.startswith((address, address.replace("http", "ws"), "data:", "blob:"))
+        for url in asked
+    )
+
+
+def test_a_budget_too_small_is_said_in_one_line(page: "Page", address: str) -> None:
+    page.goto(address)
+    settle(page)
+    page.get_by_role("slider", name="Cost").press("Home")
+    error = page.get_by_test_id("stAlert").filter(has_text="cost budget 50 is below")
+    error.wait_for(timeout=SLOW)
+    page.get_by_text("What other budgets would buy").first.wait_for(timeout=SLOW)
+
+
+def test_a_run_is_started_watched_stopped_and_resumed(
+    page: "Page", address: str, folder: Path
+) -> None:
+    page.goto(f"{address}/run")
+    settle(page)
+    page.get_by_role("combobox").first.click()
+    page.get_by_role("option", name="My own table").click()
+    page.get_by_text("My own table or fedbudget.toml").last.click()
+    fill(page, "Table or fedbudget.toml", "fedbudget.toml")
+    fill(page, "Seed", "7")
+    fill(page, "Name", "mine")
+    page.get_by_role("button", name="Start").click()
+    page.get_by_text(re.compile(r"round [1-9]\d* of \d{3,}")).wait_for(timeout=2 * SLOW)
+    page.get_by_role("button", name="Stop").click(timeout=SLOW)
+    resume = page.get_by_role("button", name="Resume")
+    resume.wait_for(timeout=SLOW)
+    page.get_by_text("mine: stopped").wait_for(timeout=SLOW)
+    assert not (folder / "runs" / "mine" / "model.npz").exists()
+    done = len(read_rounds(folder / "runs" / "mine"))
+    assert done > 0
+    resume.click()
+    page.get_by_text("mine: finished").wait_for(timeout=2 * SLOW)
+    settle(page)
+    rows = read_rounds(folder / "runs" / "mine")
+    assert [row["round"] for row in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) > done
+    about = json.loads((folder / "runs" / "mine" / "about.json").read_text())
+    assert about["seed"] == 7
+    assert new_text(card(page, "Epsilon spent"), "") == "50"
+    page.get_by_text("NOT private").wait_for(timeout=SLOW)
+
+
+def fill(page: "Page", label: str, text: str) -> None:
+    page.get_by_label(label, exact=True).fill(text)
+
+
+def test_runs_are_compared(page: "Page", address: str) -> None:
+    page.goto(f"{address}/results")
+    settle(page)
+    for name in ("first", "second"):
+        page.get_by_role("button", name=name).or_(
+            page.get_by_text(name)
+        ).first.wait_for(timeout=SLOW)
+    page.get_by_role("radio", name="epsilon").click()
+    page.get_by_text("epsilon spent").wait_for(timeout=SLOW)
+
+
+def test_a_running_fleet_is_shown(page: "Page", address: str) -> None:
+    page.goto(f"{address}/fleet")
+    settle(page)
+    page.get_by_text("No coordinator answers").wait_for(timeout=SLOW)
+    server = StatusServer(lambda: RUNNING, port=0)
+    try:
+        field = page.get_by_label("Status of the coordinator")
+        field.fill(f"http://127.0.0.1:{server.port}/status")
+        field.press("Enter")
+        page.get_by_text("run 'alarms': 2 of 9 rounds are over").wait_for(timeout=SLOW)
+        assert new_text(card(page, "Online"), "") == "1 of 1"
+        assert new_text(card(page, "Epsilon spent"), "") == "1.5"
+    finally:
+        server.close()
+    page.get_by_text("No coordinator answers").wait_for(timeout=SLOW)
+
+
+@pytest.mark.parametrize("name", ["", "run", "fleet", "results"])
+def test_a_telephone_shows_all_of_it(
+    browser: "Browser", address: str, name: str
+) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
+    page.goto(f"{address}/{name}")
+    settle(page)
+    main = page.get_by_test_id("stMain")
+    wide = main.evaluate("node => [node.scrollWidth, node.clientWidth]")
+    assert wide[0] <= wide[1] <= 390  # nothing hangs over the edge
+    background = page.get_by_test_id("stApp").evaluate(
+        "node => getComputedStyle(node).backgroundColor"
+    )
+    assert max(map(int, re.findall(r"\d+", background)[:3])) < 80  # dark
+    page.close()
+
+
+def test_the_keyboard_reaches_the_other_pages(page: "Page", address: str) -> None:
+    page.goto(address)
+    settle(page)
+    page.get_by_role("link", name="Results").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Compare runs").wait_for(timeout=SLOW)
