@@ -11,36 +11,77 @@ plan = fb.plan(
 run = fb.train(plan, fb.SimulatedDevices(data, seed=0), record="runs/adult")
 """
 
-from fedbudget.budget import Budget, Prices
-from fedbudget.data import (
-    Categorical,
-    Dataset,
-    Numeric,
-    Schema,
-    from_table,
-    infer_schema,
-    load,
-)
-from fedbudget.devices.simulated import SimulatedDevices
-from fedbudget.devices.sweeping import Sweep, sweep
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
 from fedbudget.errors import (
     DataError,
     FedbudgetError,
     InfeasibleBudgetError,
     InvalidInputError,
+    LedgerError,
+    MessageError,
     MissingExtraError,
     NotPrivateWarning,
     RecordError,
     TrainingError,
 )
-from fedbudget.ledger import Charge, Ledger
-from fedbudget.planning import Frontier, Plan, frontier, plan
-from fedbudget.privacy import NoisyGradients, PrivacyStatement
-from fedbudget.problem import Constant, Problem
-from fedbudget.record import Record
-from fedbudget.training import Run, train
+
+if TYPE_CHECKING:
+    from fedbudget.budget import Budget, Prices
+    from fedbudget.data import (
+        Categorical,
+        Dataset,
+        Numeric,
+        Schema,
+        from_partitions,
+        from_table,
+        hold_out,
+        infer_schema,
+        load,
+    )
+    from fedbudget.devices.simulated import SimulatedDevices
+    from fedbudget.devices.sweeping import Sweep, sweep
+    from fedbudget.estimators import (
+        PrivateFederatedClassifier,
+        PrivateFederatedRegressor,
+        check_pipeline,
+    )
+    from fedbudget.interop import LinearModel, plan_schema
+    from fedbudget.ledger import Charge, Ledger, Turns
+    from fedbudget.planning import Frontier, Plan, frontier, plan
+    from fedbudget.privacy import NoisyGradients, PrivacyStatement
+    from fedbudget.problem import Constant, Problem
+    from fedbudget.record import Record
+    from fedbudget.replanning import replan, train_replanning
+    from fedbudget.reporting.run_page import report
+    from fedbudget.trackers import tracker
+    from fedbudget.training import Run, train
 
 __version__ = "0.1.0"
+
+# Where the other names are. Each is fetched when it is first used: a device has little
+# memory, and loads nothing that only plans or simulates.
+_HOME = {
+    "budget": "Budget Prices",
+    "data": "Categorical Dataset Numeric Schema from_partitions from_table hold_out "
+    "infer_schema load",
+    "devices.simulated": "SimulatedDevices",
+    "devices.sweeping": "Sweep sweep",
+    "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor check_pipeline",
+    "interop": "LinearModel plan_schema",
+    "ledger": "Charge Ledger Turns",
+    "planning": "Frontier Plan frontier plan",
+    "privacy": "NoisyGradients PrivacyStatement",
+    "problem": "Constant Problem",
+    "record": "Record",
+    "replanning": "replan train_replanning",
+    "reporting.run_page": "report",
+    "trackers": "tracker",
+    "training": "Run train",
+}
+_LAZY = {name: home for home, names in _HOME.items() for name in names.split()}
 
 __all__ = [
     "Budget",
@@ -54,6 +95,9 @@ __all__ = [
     "InfeasibleBudgetError",
     "InvalidInputError",
     "Ledger",
+    "LedgerError",
+    "LinearModel",
+    "MessageError",
     "MissingExtraError",
     "NoisyGradients",
     "NotPrivateWarning",
@@ -61,6 +105,8 @@ __all__ = [
     "Plan",
     "Prices",
     "PrivacyStatement",
+    "PrivateFederatedClassifier",
+    "PrivateFederatedRegressor",
     "Problem",
     "Record",
     "RecordError",
@@ -69,12 +115,35 @@ __all__ = [
     "SimulatedDevices",
     "Sweep",
     "TrainingError",
+    "Turns",
     "__version__",
+    "check_pipeline",
+    "from_partitions",
     "from_table",
     "frontier",
+    "hold_out",
     "infer_schema",
     "load",
     "plan",
+    "plan_schema",
+    "replan",
+    "report",
     "sweep",
+    "tracker",
     "train",
+    "train_replanning",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        found = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = found
+        return found
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -26,6 +26,8 @@ def numbers(name: str, value: ArrayLike) -> float | Array:
         raise InvalidInputError(
             f"{name} must be a number, or one number per device, got {value!r}"
         ) from None
+    except OverflowError:  # a whole number that no float holds
+        raise InvalidInputError(f"{name} must be finite, got a huge number") from None
     if array.ndim == 0:
         return float(array)
     if array.ndim != 1 or array.size == 0:

@@ -7,6 +7,10 @@
         InfeasibleBudgetError   the budgets do not buy a single round
         TrainingError           a run cannot go on; its record is kept
         RecordError             a run folder cannot be written or resumed
+        MessageError            bytes from the network are not a message
+        LedgerError             a device's ledger cannot be written or trusted
+        MeasuringError          this device's prices cannot be measured
+        TrackingError           a tracker does not take what is logged
         MissingExtraError       an optional package is missing (also an ImportError)
 
     UserWarning
@@ -38,6 +42,22 @@ class TrainingError(FedbudgetError):
 
 class RecordError(FedbudgetError):
     """A run folder cannot be written, read or resumed."""
+
+
+class MessageError(FedbudgetError):
+    """Bytes from the network are not a message, or not from who must have sent it."""
+
+
+class LedgerError(FedbudgetError):
+    """A device's ledger cannot be read, written or trusted."""
+
+
+class MeasuringError(FedbudgetError):
+    """What a step or a round costs on this device cannot be measured."""
+
+
+class TrackingError(FedbudgetError):
+    """A tracker does not take what is logged; the record of the run is kept."""
 
 
 class MissingExtraError(FedbudgetError, ImportError):

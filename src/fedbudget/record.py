@@ -60,6 +60,8 @@ class Record:
             return None, []
         self._check_same(plan)
         if not (self.path / "state.npz").exists():
+            if (self.path / "rounds.jsonl").exists():
+                self._write("rounds.jsonl", "")  # the first row, without its state
             return None, []
         try:
             with np.load(self.path / "state.npz") as file:

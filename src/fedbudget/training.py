@@ -8,7 +8,7 @@ rounds) is post-processing of what devices released, and costs no privacy.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,10 @@ from fedbudget.checks import Array, within
 from fedbudget.errors import InvalidInputError, TrainingError
 from fedbudget.ledger import Bools
 from fedbudget.planning import Plan
+from fedbudget.planning.advice import advice_of
 from fedbudget.record import Record
+
+State: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,11 +30,13 @@ class Order:
     number: int  # of the round, from 1
     theta: Array  # the model to start from
     plan: Plan  # tau, learning rate, noise, batches, weights
+    state: State = field(default_factory=dict)  # what came with the last replies
+    steps_before: int = 0  # local steps of the runs that this one goes on from
 
     @property
     def first_step(self) -> int:
         """Local steps that were taken before this round."""
-        return (self.number - 1) * self.plan.tau
+        return self.steps_before + (self.number - 1) * self.plan.tau
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,9 +45,13 @@ class Replies:
 
     theta: Array  # weighted mean of the answers, by the plan's weights
     answered: Bools  # shape (M,)
-    epsilon: Array  # spent so far by each device, also by those that did not answer
+    # Spent so far by each device, also by those that did not answer; at the plan's
+    # delta, whatever delta the device's own budget has.
+    epsilon: Array
     cost: Array
     refused: Mapping[int, str] = field(default_factory=dict)  # device -> its reason
+    # What simulated devices keep between rounds; real ones keep it themselves.
+    state: State = field(default_factory=dict)
 
 
 class Devices(Protocol):
@@ -73,6 +82,15 @@ class Devices(Protocol):
         ...
 
 
+@runtime_checkable
+class MeasuresPersonal(Protocol):
+    """Devices that tell what adapting a model to their own rows would bring."""
+
+    def measure_personal(self, theta: Array) -> dict[str, float]:
+        """Return losses and accuracies for the reader of a simulation; not private."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """What a run released, and what it cost."""
@@ -80,11 +98,21 @@ class Run:
     theta: Array  # the released model
     rounds: list[dict[str, Any]]  # one row per round
     plan: Plan
+    steps: int = 0  # local steps so far, with those of the runs before
 
     @property
     def measured(self) -> dict[str, float]:
         """Losses and accuracies of the released model; not private."""
         return dict(self.rounds[-1]["not_private"])
+
+    @property
+    def advice(self) -> str:
+        """One line where federating did not pay; without measurements, the plan's.
+
+        What a run measured with `personal=True` speaks; it is not private.
+        """
+        found = advice_of(self.measured)
+        return self.plan.advice if found is None else found
 
 
 @dataclass(kw_only=True, eq=False)
@@ -96,6 +124,7 @@ class Server:
     tail: Array  # sum of the models that the release averages
     tail_count: int = 0
     rounds_done: int = 0
+    devices: State = field(default_factory=dict)  # of simulated devices: see `Replies`
 
     @classmethod
     def start(cls, num_params: int) -> "Server":
@@ -119,7 +148,9 @@ class Server:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the state for a checkpoint."""
-        return {name: np.asarray(value) for name, value in vars(self).items()}
+        own = {name: np.asarray(value) for name, value in vars(self).items()}
+        del own["devices"]
+        return own | {f"devices.{name}": x for name, x in self.devices.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "Server":
@@ -130,6 +161,11 @@ class Server:
             tail=arrays["tail"],
             tail_count=int(arrays["tail_count"]),
             rounds_done=int(arrays["rounds_done"]),
+            devices={
+                name.removeprefix("devices."): array
+                for name, array in arrays.items()
+                if name.startswith("devices.")
+            },
         )
 
 
@@ -139,6 +175,9 @@ def train(
     *,
     record: Record | str | None = None,
     tail_average: float = 0.0,
+    personal: bool = False,
+    after: Run | None = None,
+    stop: Callable[[dict[str, Any]], bool] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:
     """Run a plan to its end and return what it released.
@@ -151,6 +190,12 @@ def train(
             stopped, and ends with the same numbers.
         tail_average: Share of the last rounds whose models are averaged for release;
             0 releases the last model.
+        personal: Whether every device is to adapt the released model to its own rows
+            at the end. It keeps the result: no message, no charge. What that brings is
+            measured beside the global model; simulated devices only, and not private.
+        after: A run to go on from, with its model and on the same devices: their
+            budgets are for both. See `replan`.
+        stop: Called with every new row; the run ends early once it says so.
         on_round: Called with every new row, to show progress.
 
     Raises:
@@ -165,8 +210,16 @@ def train(
             f"{devices.num_devices}: plan again for these"
         )
     devices.check(plan)
+    if personal and not isinstance(devices, MeasuresPersonal):
+        raise InvalidInputError(
+            "personal=True measures personal models, and these devices keep theirs to "
+            "themselves: leave it out, or simulate the devices"
+        )
     folder = Record(record) if isinstance(record, str) else record
     server = Server.start(plan.model.num_params(plan.dim))
+    before = 0
+    if after is not None:
+        server.theta, before = np.array(after.theta), after.steps
     rows: list[dict[str, Any]] = []
     if folder is not None:
         saved, rows = folder.open(plan.to_dict())
@@ -175,22 +228,35 @@ def train(
             devices.catch_up(plan, server.rounds_done)
     first_of_tail = plan.rounds - round(tail_average * plan.rounds)
     while server.rounds_done < plan.rounds:
-        row = _one_round(plan, devices, server, first_of_tail)
+        row = _one_round(plan, devices, server, first_of_tail, before)
+        last = server.rounds_done == plan.rounds
+        if personal and last and isinstance(devices, MeasuresPersonal):
+            row["not_private"] |= devices.measure_personal(server.release)
         rows.append(row)
         if folder is not None:
             folder.add_round(row, server.to_arrays())
         if on_round is not None:
             on_round(row)
+        if stop is not None and stop(row):
+            break
     if folder is not None:
         folder.finish(server.release)
-    return Run(theta=server.release, rounds=rows, plan=plan)
+    steps = before + server.rounds_done * plan.tau
+    return Run(theta=server.release, rounds=rows, plan=plan, steps=steps)
 
 
 def _one_round(
-    plan: Plan, devices: Devices, server: Server, first_of_tail: int
+    plan: Plan, devices: Devices, server: Server, first_of_tail: int, before: int
 ) -> dict[str, Any]:
     number = server.rounds_done + 1
-    replies = devices.run_round(Order(number=number, theta=server.theta, plan=plan))
+    order = Order(
+        number=number,
+        theta=server.theta,
+        plan=plan,
+        state=server.devices,
+        steps_before=before,
+    )
+    replies = devices.run_round(order)
     # Answers that got lost may come next time; devices that refuse, refuse again.
     if replies.refused and not replies.answered.any():
         reasons = sorted(set(replies.refused.values()))
@@ -198,6 +264,7 @@ def _one_round(
             f"no device answered round {number}: {'; '.join(reasons[:3])}"
         )
     server.update(replies.theta, momentum=plan.momentum, in_tail=number > first_of_tail)
+    server.devices = replies.state
     if not np.isfinite(server.theta).all():
         raise TrainingError(
             f"the model is no longer finite after round {number}: lower learning_rate "
@@ -207,11 +274,18 @@ def _one_round(
         "round": number,
         "steps": number * plan.tau,
         "answered": int(replies.answered.sum()),
+        "silent": _silent(plan.takes_part(number), replies),
         "refused": {str(m): why for m, why in list(replies.refused.items())[:100]},
         "epsilon": _per_device(replies.epsilon),
         "cost": _per_device(replies.cost),
         "not_private": devices.measure(server.release),
     }
+
+
+def _silent(asked: Bools, replies: Replies) -> list[int]:
+    """Return the first hundred devices that were asked and said nothing at all."""
+    quiet = asked & ~replies.answered
+    return [int(m) for m in np.flatnonzero(quiet) if m not in replies.refused][:100]
 
 
 def _per_device(values: Array) -> list[float | None] | dict[str, float | None]:

@@ -1,4 +1,7 @@
-"""Sweeps on real local clusters; each is skipped, loudly, where it is not installed."""
+"""Sweeps on real local clusters; each is skipped, loudly, where it is not installed.
+
+Dask comes with the dev extra (4 MB, 11 s); Ray (70 MB, 25 s more) only with its own.
+"""
 
 import warnings
 from collections.abc import Iterator

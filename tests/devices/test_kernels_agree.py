@@ -13,7 +13,7 @@ from fedbudget.devices.kernels import (
     run_rounds,
     sweep_runs,
 )
-from fedbudget.devices.local import Batch, local_steps, weighted_mean
+from fedbudget.devices.local import Batch, local_steps, next_shift, weighted_mean
 from fedbudget.devices.rows import OneHotRows, PackedRows, SparseRows, pack_rows
 from fedbudget.models import Floats, Hinge, Huber, Labels, Logistic, Loss, Softmax
 
@@ -64,28 +64,35 @@ def labels(loss: Loss) -> Labels:
 def reference(
     loss: Loss, x: Any, y: Labels, theta: Floats, plan: RoundPlan, rounds: int
 ) -> Floats:
+    shifts = [np.zeros_like(theta) for _ in SIZES]
     for _ in range(rounds):
-        theta = weighted_mean(
-            [
-                local_steps(
-                    theta,
-                    x[a:b],
-                    y[a:b],
-                    loss=loss,
-                    tau=plan.tau,
-                    learning_rate=plan.learning_rate,
-                    noise_std=0.0,
-                    batch=Batch(),
-                    rng=np.random.default_rng(),
-                )
-                for a, b in pairwise(OFFSETS)
-            ],
-            np.asarray(plan.weights),
-        )
+        replies = [
+            local_steps(
+                theta,
+                x[a:b],
+                y[a:b],
+                loss=loss,
+                tau=plan.tau,
+                learning_rate=plan.learning_rate,
+                noise_std=0.0,
+                batch=Batch(),
+                rng=np.random.default_rng(),
+                shift=shift,
+            )
+            for (a, b), shift in zip(pairwise(OFFSETS), shifts, strict=True)
+        ]
+        theta = weighted_mean(replies, np.asarray(plan.weights))
+        if plan.drift_control:
+            shifts = [
+                next_shift(shift, reply, theta, tau=plan.tau)
+                for shift, reply in zip(shifts, replies, strict=True)
+            ]
     return theta
 
 
-def full_plan(learning_rate: float = 0.7, tau: int = 3) -> RoundPlan:
+def full_plan(
+    learning_rate: float = 0.7, tau: int = 3, drift_control: bool = False
+) -> RoundPlan:
     return RoundPlan(
         tau=tau,
         learning_rate=learning_rate,
@@ -93,6 +100,7 @@ def full_plan(learning_rate: float = 0.7, tau: int = 3) -> RoundPlan:
         noise_std=0.0,
         weights=WEIGHTS,
         sampling="full",
+        drift_control=drift_control,
     )
 
 
@@ -124,6 +132,67 @@ def test_rounds_replies_and_sweeps_take_the_references_steps(
     assert models[-1] == pytest.approx(expected[0], abs=2e-5)
     replies = device_replies(packed, theta, plans[0], seed=1)
     assert WEIGHTS @ replies == pytest.approx(models[0], abs=1e-5)
+
+
+@pytest.mark.parametrize("loss", [LOSSES[0], LOSSES[4]], ids=lambda loss: loss.name)
+def test_drift_control_takes_the_references_steps(loss: Loss) -> None:
+    x, y = rows("dense"), labels(loss)
+    packed = pack_rows(x, y, OFFSETS, loss=loss)
+    theta = np.random.default_rng(9).normal(size=packed.num_params)
+    plans = [full_plan(rate, drift_control=True) for rate in (0.7, 0.1, 0.2, 0.3)]
+    expected = [reference(loss, x, y, theta, plan, 4) for plan in plans]
+    assert np.abs(expected[0] - reference(loss, x, y, theta, full_plan(), 4)).max() > (
+        1e-3
+    )
+
+    swept = sweep_runs(packed, theta, plans, rounds=[4] * 4, seeds=[1, 2])
+    assert swept[:, 1] == pytest.approx(np.stack(expected), abs=2e-5)
+    models = run_rounds(packed, theta, plans[0], rounds=4, seed=1)
+    assert models[-1] == pytest.approx(expected[0], abs=2e-5)
+
+
+def test_drift_control_ends_the_bias_of_local_steps() -> None:
+    x, loss = rows("dense"), Logistic(l2=0.1)
+    y = labels(loss)
+    packed = pack_rows(x, y, OFFSETS, loss=loss)
+    start = np.zeros(packed.num_params)
+
+    def end(tau: int, rounds: int, drift_control: bool = False) -> Floats:
+        plan = full_plan(tau=tau, drift_control=drift_control)
+        return np.asarray(run_rounds(packed, start, plan, rounds=rounds, seed=1)[-1])
+
+    optimum = end(tau=1, rounds=2000)
+    assert np.abs(end(tau=20, rounds=400) - optimum).max() > 1e-2
+    assert end(tau=20, rounds=400, drift_control=True) == pytest.approx(
+        optimum, abs=1e-4
+    )
+
+
+def test_with_drift_control_the_mean_has_the_noise_of_every_device() -> None:
+    loss = Logistic()
+    y = labels(loss)
+    packed = pack_rows(rows("dense"), y, OFFSETS, loss=loss)
+    quiet, noisy = (
+        RoundPlan(
+            tau=1,
+            learning_rate=1.0,
+            batch_size=1,
+            noise_std=std,
+            weights=WEIGHTS,
+            sampling="full",
+            drift_control=True,
+        )
+        for std in (np.zeros(4), np.array([1.0, 2.0, 3.0, 4.0]))
+    )
+    theta = np.zeros(packed.num_params)
+    clean = run_rounds(packed, theta, quiet, rounds=1, seed=0)[0]
+    noise = [
+        run_rounds(packed, theta, noisy, rounds=1, seed=s)[0] - clean
+        for s in range(300)
+    ]
+    expected = np.sqrt(np.sum((WEIGHTS * [1.0, 2.0, 3.0, 4.0]) ** 2))
+    # 300 x 37 normals: their spread is known to 0.7 %; four times that
+    assert np.std(noise) == pytest.approx(expected, rel=0.03)
 
 
 def test_merged_columns_take_the_references_steps() -> None:

@@ -44,7 +44,8 @@ def reference_runs(plan: RoundPlan, repeats: int) -> np.ndarray:
     finals = np.empty((repeats, 3))
     for repeat in range(repeats):
         theta: Floats = np.zeros(3)
-        for _ in range(ROUNDS):
+        deals = [rng.permutation(int(n)) for n in SIZES]  # for cyclic batches
+        for number in range(ROUNDS):
             replies = [
                 local_steps(
                     theta,
@@ -56,6 +57,8 @@ def reference_runs(plan: RoundPlan, repeats: int) -> np.ndarray:
                     noise_std=noise[m],
                     batch=Batch(sampling=plan.sampling, size=int(sizes[m])),
                     rng=rng,
+                    first_step=number * plan.tau,
+                    dealt=deals[m],
                 )
                 for m in range(2)
             ]
@@ -76,7 +79,7 @@ def assert_same_distribution(ours: np.ndarray, theirs: np.ndarray) -> None:
         assert (np.abs(a.mean(axis=0) - b.mean(axis=0)) < 5 * error).all()
 
 
-@pytest.mark.parametrize("sampling", ["full", "fixed", "poisson"])
+@pytest.mark.parametrize("sampling", ["full", "fixed", "poisson", "cyclic"])
 def test_final_models_have_the_references_distribution(
     packed: PackedRows, sampling: Sampling
 ) -> None:

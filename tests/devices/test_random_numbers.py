@@ -1,13 +1,18 @@
 """The random numbers of the kernels, against distributions from SciPy."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from numba import njit
+from numba.extending import intrinsic
 from scipy import stats
 
-from fedbudget.devices.elementary import fast_cosine, fast_exp, fast_log, fast_sine
+from fedbudget.devices import formulas
+from fedbudget.devices.elementary import fast_exp
+from fedbudget.devices.formulas import Lanes
 from fedbudget.devices.random_numbers import (
     draw_poisson,
     draw_subset,
@@ -15,6 +20,9 @@ from fedbudget.devices.random_numbers import (
     restore,
     stream,
 )
+from fedbudget.devices.rows import OneHotRows, pack_one_hot
+from fedbudget.devices.vectors import RUN, load, store
+from fedbudget.models import Logistic
 
 
 def key(*parts: int) -> tuple[np.uint64, np.uint64]:
@@ -23,7 +31,7 @@ def key(*parts: int) -> tuple[np.uint64, np.uint64]:
 
 
 def normals(count: int, *parts: int) -> np.ndarray:
-    out = np.empty(count + 16, dtype=np.float32)
+    out = np.empty(count + 32, dtype=np.float32)
     fill_normals(out, count, *key(*parts))
     return out[:count].astype(np.float64)
 
@@ -112,29 +120,61 @@ def test_poisson_batches_draw_each_row_on_its_own() -> None:
     assert counts.var() == pytest.approx(num_samples * 0.2 * 0.8, rel=0.05)
 
 
+Formula = Callable[[Lanes], Lanes]
+
+
+def over_runs(formula: Formula, x: np.ndarray) -> np.ndarray:
+    """Return a formula of every number."""
+
+    def code(typing: Any, run: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return formula(Lanes(builder, args[0])).value
+
+        return run(run), generate
+
+    apply: Any = intrinsic(code)
+
+    @njit
+    def over(x: Any, out: Any) -> None:
+        for i in range(0, len(x), RUN):
+            store(out, i, apply(load(x, i)))
+
+    padded = np.resize(x, -(-len(x) // RUN) * RUN).astype(np.float32)
+    out = np.empty_like(padded)
+    over(padded, out)
+    return out[: len(x)]
+
+
 @pytest.mark.parametrize(
     ("fast", "exact", "low", "high", "absolute"),
     [
-        (fast_exp, np.exp, -86.0, 87.0, False),
-        (fast_log, np.log, 2.0**-33, 1.0, True),
-        (fast_sine, lambda t: np.sin(np.pi / 4 * t), -1.0, 1.0, True),
-        (fast_cosine, lambda t: np.cos(np.pi / 4 * t), -1.0, 1.0, True),
+        (formulas.exponential, np.exp, -86.0, 86.9, False),
+        (formulas.logarithm, np.log, 2.0**-33, 1.0, True),
+        (formulas.sine, lambda t: np.sin(np.pi / 4 * t), -1.0, 1.0, True),
+        (formulas.cosine, lambda t: np.cos(np.pi / 4 * t), -1.0, 1.0, True),
+        (formulas.reciprocal, np.reciprocal, 1.0, 3.0, False),
+        (formulas.reciprocal, np.reciprocal, 1.0, 6e37, False),
     ],
 )
-def test_elementary_functions(
-    fast: Any, exact: Any, low: float, high: float, absolute: bool
+def test_formulas(
+    fast: Formula, exact: Any, low: float, high: float, absolute: bool
 ) -> None:
+    x = np.linspace(low, high, 300_001).astype(np.float32)
+    truth = exact(x.astype(np.float64))
+    scale = np.maximum(1.0, np.abs(truth)) if absolute else np.abs(truth)
+    assert np.max(np.abs(over_runs(fast, x) - truth) / scale) < 4e-7
+
+
+def test_exp_of_single_numbers() -> None:
     @njit
     def over(x: Any, out: Any) -> None:
         for i in range(len(x)):
-            out[i] = fast(x[i])
+            out[i] = fast_exp(x[i])
 
-    x = np.linspace(low, high, 300_001).astype(np.float32)
+    x = np.linspace(-86.0, 87.0, 300_001).astype(np.float32)
     out = np.empty_like(x)
     over(x, out)
-    truth = exact(x.astype(np.float64))
-    scale = np.maximum(1.0, np.abs(truth)) if absolute else np.abs(truth)
-    assert np.max(np.abs(out - truth) / scale) < 4e-7
+    assert out == pytest.approx(np.exp(x.astype(np.float64)), rel=4e-7)
 
 
 def test_exp_stays_finite_far_out() -> None:
@@ -142,5 +182,30 @@ def test_exp_stays_finite_far_out() -> None:
     def call(x: Any) -> Any:
         return fast_exp(x)
 
-    assert np.isfinite(call(np.float32(1e30)))
-    assert 0 <= call(np.float32(-1e30)) < 1e-37
+    far = np.array([1e30, -1e30, 200, -200], dtype=np.float32)
+    for values in (over_runs(formulas.exponential, far), [call(x) for x in far]):
+        assert np.isfinite(values).all()
+        assert max(values[1], values[3]) < 1e-37
+
+
+@given(width=st.integers(1, 9), dim=st.sampled_from([20, 255, 256, 300]))
+def test_words_hold_the_codes_of_every_row(width: int, dim: int) -> None:
+    codes = np.random.default_rng(width).integers(0, dim, (5, width))
+    y, offsets = np.zeros(5, dtype=np.int64), np.array([0, 5])
+    packed = pack_one_hot(codes, y, offsets, dim=dim, loss=Logistic())
+    rows = packed.rows
+    assert isinstance(rows, OneHotRows)
+    assert rows.words.dtype == (np.uint32 if dim < 256 else np.uint64)
+    bits = 8 * rows.words.itemsize // 4
+    shifts = bits * np.arange(4, dtype=np.uint64)
+    found = (rows.words[:, None].astype(np.uint64) >> shifts) & np.uint64(2**bits - 1)
+    assert np.array_equal(found.reshape(5, -1)[:, :width], codes)
+    assert (found.reshape(5, -1)[:, width:] == dim).all()
+
+
+def test_codes_that_come_as_bytes_are_not_copied() -> None:
+    codes = np.zeros((6, 8), dtype=np.uint8)
+    y, offsets = np.zeros(6, dtype=np.int64), np.array([0, 6])
+    packed = pack_one_hot(codes, y, offsets, dim=9, loss=Logistic())
+    assert isinstance(packed.rows, OneHotRows)
+    assert np.shares_memory(packed.rows.words, codes)

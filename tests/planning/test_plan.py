@@ -10,6 +10,7 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings, strategies as st
 
 import fedbudget as fb
+from fedbudget.models import Huber
 from fedbudget.planning.planner import PLANNERS
 from fedbudget.privacy import dp_event
 
@@ -53,8 +54,11 @@ def questions(draw: st.DrawFn) -> tuple[fb.Problem, fb.Budget, fb.Prices]:
 def check_feasible(plan: fb.Plan, problem: fb.Problem, budget: fb.Budget) -> None:
     epsilon, delta, cost = budget.per_device(problem.num_devices)
     assert (plan.epsilon <= epsilon).all() and (plan.cost <= cost).all()
+    asked = plan.weights > 0
     if epsilon.min() > 1e-3:  # below, delta alone already allows some noise level
-        assert (plan.epsilon >= 0.99 * epsilon).all()
+        assert (plan.epsilon >= 0.99 * epsilon)[asked].all()
+    assert (plan.epsilon[~asked] == 0).all() and (plan.cost[~asked] == 0).all()
+    assert plan.device_rounds.max() == plan.rounds
     assert plan.steps == plan.tau * plan.rounds >= 1
     assert plan.weights.sum() == pytest.approx(1) and (plan.weights >= 0).all()
     assert (plan.batch_size >= 1).all()
@@ -92,8 +96,10 @@ def test_every_plan_is_feasible(
         assert np.any(one_step > budget.cost)
         return
     check_feasible(plan, problem, budget)
-    paid = prices.run_cost(rounds=plan.rounds, tau=plan.tau, batch_size=plan.batch_size)
-    assert plan.cost == pytest.approx(np.broadcast_to(paid, plan.cost.shape))
+    paid = prices.run_cost(
+        rounds=plan.device_rounds, tau=plan.tau, batch_size=plan.batch_size
+    )
+    assert plan.cost == pytest.approx(paid)
 
 
 @settings(max_examples=12)
@@ -123,7 +129,7 @@ def test_a_gdp_plan_spends_all_of_epsilon_by_googles_count(
 ) -> None:
     problem = fb.Problem(num_samples=[51, 1628, 10_000], dim=102)
     budget = fb.Budget(epsilon=epsilon, delta=1e-4, cost=cost)
-    plan = fb.plan(problem, budget, PRICES)
+    plan = fb.plan(problem, budget, PRICES, weights="uniform")  # so that all take part
     google = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
     google.compose(dp_event(plan.gradients_of(device)))
     # Its distribution is discretised upwards, by up to 1e-4 in epsilon.
@@ -137,6 +143,73 @@ def test_a_sampled_plan_is_within_budget() -> None:
     unsampled = fb.plan(ADULT, BUDGET, PRICES, accountant="gdp", batch_size=256)
     assert unsampled.sampling == "fixed"
     assert plan.noise_std[0] / plan.steps**0.5 < unsampled.noise_std[0] / 5
+
+
+@settings(max_examples=15)
+@given(
+    epsilon=st.floats(0.5, 8),
+    accountant=st.sampled_from(["gdp", "zcdp"]),
+    batch=st.sampled_from([None, 40, [30, 1628, 1234]]),
+    device=st.integers(0, 2),
+)
+def test_a_cyclic_plan_spends_all_of_epsilon_by_googles_count(
+    epsilon: float, accountant: str, batch: Any, device: int
+) -> None:
+    problem = fb.Problem(num_samples=[51, 1628, 10_000], dim=102)
+    budget = fb.Budget(epsilon=epsilon, delta=1e-4, cost=1000)
+    prices = fb.Prices(communication=10, computation=0, computation_per_sample=0.1)
+    plan = fb.plan(
+        problem,
+        budget,
+        prices,
+        accountant=accountant,
+        batch_size=batch,
+        weights="uniform",
+    )
+    assert plan.sampling == "cyclic"
+    check_feasible(plan, problem, budget)
+    plan.check_promise()
+    steps = int(plan.tau * plan.device_rounds[device])
+    laps = -(-steps // int(plan.num_samples[device] // plan.batch_size[device]))
+    noise = float(plan.noise_multiplier[device])
+    google = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    google.compose(dp_accounting.GaussianDpEvent(noise), laps)
+    again = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    again.compose(dp_event(plan.gradients_of(device)))
+    assert again.get_epsilon(1e-4) == google.get_epsilon(1e-4) <= epsilon + 2e-4
+    if accountant == "gdp":
+        assert google.get_epsilon(1e-4) >= 0.99 * epsilon
+
+
+def test_batches_are_cyclic_where_samples_have_a_price() -> None:
+    prices = fb.Prices(communication=20, computation=0, computation_per_sample=0.1)
+    plan = fb.plan(ADULT, BUDGET, prices)
+    assert plan.sampling == "cyclic" and (plan.blocks > 1).all()
+    assert any("disjoint ones are taken in turn" in why for why in plan.reasons)
+    fixed = fb.plan(ADULT, BUDGET, prices, sampling="fixed")
+    assert fixed.sampling == "fixed"
+    assert plan.predicted_loss < fixed.predicted_loss
+    for other in (
+        fb.plan(ADULT, BUDGET, PRICES, batch_size=256),  # as it was without a price
+        fb.plan(ADULT, BUDGET, prices, planner="paper", batch_size=256),
+        fb.plan(ADULT, BUDGET, prices, batch_size=1000),  # no two fit into a device
+    ):
+        assert other.sampling == "fixed"
+    asked = fb.plan(ADULT, BUDGET, PRICES, batch_size=256, sampling="cyclic")
+    assert asked.sampling == "cyclic" and (asked.blocks == 6).all()
+
+
+def test_a_cyclic_claim_that_the_noise_does_not_keep_is_refused() -> None:
+    plain = fb.plan(ADULT, BUDGET, PRICES, batch_size=256, sampling="cyclic").to_dict()
+    for changes in (
+        {"sampling": "fixed"},
+        {"batch_size": [257] * 16, "num_samples": [800] * 16},  # fewer blocks
+        {"batch_size": [200] * 16},
+        {"rounds": 2 * plain["rounds"]},
+    ):
+        with pytest.raises(fb.InvalidInputError, match="plan claims"):
+            fb.Plan.from_dict({**plain, **changes})
+    assert fb.Plan.from_dict(plain).to_dict() == plain
 
 
 def test_planning_is_pure() -> None:
@@ -176,9 +249,25 @@ def test_unlike_devices_take_fewer_local_steps() -> None:
         problem = fb.Problem(
             num_samples=ADULT.num_samples, dim=102, dissimilarity=dissimilarity
         )
-        return fb.plan(problem, BUDGET, PRICES).tau
+        return fb.plan(problem, BUDGET, PRICES, drift_control=False).tau
 
     assert tau(0.1) > tau(0.35) > tau(1.0)
+
+
+def test_drift_is_controlled_where_it_matters_and_may_be() -> None:
+    def unlike(dissimilarity: str) -> fb.Problem:
+        sizes = ADULT.num_samples
+        return fb.Problem(num_samples=sizes, dim=102, dissimilarity=dissimilarity)
+
+    controlled = fb.plan(unlike("strong"), BUDGET, PRICES)
+    assert controlled.drift_control
+    assert any("drift control" in reason for reason in controlled.reasons)
+    without = fb.plan(unlike("strong"), BUDGET, PRICES, drift_control=False)
+    assert not without.drift_control
+    assert without.tau < controlled.tau
+    assert without.predicted_loss > controlled.predicted_loss
+    low = fb.Budget(epsilon=0.3, delta=1e-4, cost=1000)
+    assert not fb.plan(unlike("iid"), low, PRICES).drift_control
 
 
 def test_noisy_devices_count_less() -> None:
@@ -279,6 +368,9 @@ class TestBadInput:
             ({"planner": "best"}, "planner 'best' is not known: choose one of"),
             ({"accountant": "rdp"}, "accountant 'rdp' is not known"),
             ({"weights": "random"}, "weights 'random' is not known"),
+            ({"sampling": "lucky"}, "sampling 'lucky' is not known"),
+            ({"sampling": "cyclic", "accountant": "pld"}, "not for cyclic ones"),
+            ({"sampling": "cyclic", "planner": "paper"}, "knows no cyclic batches"),
             ({"batch_size": 0}, "batch_size must be at least 1"),
             ({"batch_size": 1.5}, "batch_size must be a whole number"),
             ({"batch_size": [5, 5]}, "2 values but there are 16 devices"),
@@ -340,3 +432,14 @@ class TestBadInput:
     ) -> None:
         budget = fb.Budget(epsilon=epsilon, delta=1e-9, cost=cost)
         check_feasible(fb.plan(ADULT, budget, PRICES, planner=planner), ADULT, budget)
+
+
+def test_a_plan_cannot_lower_the_bound_that_privacy_rests_on() -> None:
+    plain = fb.plan(fb.Problem(num_samples=[900], dim=3), BUDGET, PRICES).to_dict()
+    plain |= {"lipschitz": 0.1, "noise_std": [0.1 * x for x in plain["noise_std"]]}
+    with pytest.raises(fb.InvalidInputError, match=r"0\.1 is below the 1 of loss"):
+        fb.Plan.from_dict(plain)
+    # A plan names its loss: devices would clip slopes at 1, not at this threshold.
+    problem = fb.Problem(num_samples=[900], dim=3, loss=Huber(threshold=0.1))
+    with pytest.raises(fb.InvalidInputError, match="plan with the loss by name"):
+        fb.plan(problem, BUDGET, PRICES)

@@ -82,6 +82,21 @@ def test_one_local_step_does_not_drift_and_many_do() -> None:
     assert drift[-1] == pytest.approx(1, abs=0.05)
 
 
+@given(h=st.floats(1e-3, 0.25), tau=st.integers(2, 100), rounds=st.integers(1, 12))
+def test_drift_under_control_is_the_sum_that_it_stands_for(
+    h: float, tau: int, rounds: int
+) -> None:
+    rate = 3.0
+    local = (1 - rate * h) ** tau
+    pull = 1 - (1 - local) / (tau * rate * h)
+    drifts = [pull ** max(0, r - 2) for r in range(1, rounds + 1)]
+    weights = [local ** (rounds - r) for r in range(1, rounds + 1)]
+    share = (np.average(drifts, weights=weights) ** 3) ** 2
+    found = respond(one_mode(h), schedule(tau, rounds, rate, 0.0), variance=1.0)
+    expected = share * found.drift[0]
+    assert found.controlled[0] == pytest.approx(expected, rel=1e-3, abs=1e-9)
+
+
 def test_an_unstable_run_is_infinitely_bad() -> None:
     found = respond(one_mode(1.0), schedule(100, 1000, 50.0, 0.0), variance=1.0)
     assert found.remaining[0] == np.inf

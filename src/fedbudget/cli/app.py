@@ -1,15 +1,32 @@
 """All commands in one application, and what becomes of errors."""
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from traceback import walk_stack
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
 import fedbudget
+from fedbudget.cli.certs import certs
+from fedbudget.cli.device import device
+from fedbudget.cli.doctoring import doctor
+from fedbudget.cli.exporting import export
+from fedbudget.cli.fleet import fleet
+from fedbudget.cli.ledger import ledger
+from fedbudget.cli.measuring import measure
 from fedbudget.cli.output import Stopped, loud_warnings, say
+from fedbudget.cli.page import ui
+from fedbudget.cli.paper import paper
 from fedbudget.cli.planning import frontier, plan
+from fedbudget.cli.reporting import report
+from fedbudget.cli.server import server
+from fedbudget.cli.starting import init
 from fedbudget.cli.sweeping import sweep
 from fedbudget.cli.training import train
 from fedbudget.errors import FedbudgetError, InvalidInputError
@@ -22,7 +39,6 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 app = typer.Typer(
     name="fedbudget",
     help="Federated learning within two budgets: privacy and resources.",
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
@@ -44,8 +60,15 @@ def start(
         raise typer.Exit(BAD_USAGE)
 
 
-for command in (plan, frontier, train, sweep):
+for command in (init, measure, plan, frontier, train, sweep, report, paper, ui):
     app.command()(command)
+app.command()(export)
+app.command()(doctor)
+app.command()(certs)
+app.command()(server)
+app.command()(device)
+app.add_typer(ledger, name="ledger")
+app.add_typer(fleet, name="fleet")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,10 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments: Sequence[str] | None) -> int:
     """Return the exit code; every error becomes one line on stderr."""
     try:
-        with loud_warnings():
+        with loud_warnings(), ctrl_c_outside_llvm():
             code = app(args=arguments, prog_name="fedbudget", standalone_mode=False)
         sys.stdout.flush()
-        return code or 0
+        return _stop("stopped") if code == STOPPED else code or 0
     except UsageError as error:
         return _fail(_usage(error), BAD_USAGE)
     except InvalidInputError as error:
@@ -72,14 +95,47 @@ def _run(arguments: Sequence[str] | None) -> int:
     except MemoryError:
         return _fail("not enough memory: plan for fewer devices or rows", REFUSED)
     except (Stopped, KeyboardInterrupt, typer.Abort) as stop:
-        say("", str(stop) if isinstance(stop, Stopped) else "stopped", style="bold")
-        return STOPPED
+        return _stop(str(stop) if isinstance(stop, Stopped) else "stopped")
     except OSError as error:
         # What is left to print has nowhere to go, and must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # the reader has seen enough
             return REFUSED
         return _fail(f"cannot read or write: {error}", REFUSED)
+
+
+@contextmanager
+def ctrl_c_outside_llvm() -> Iterator[None]:
+    """Hold Ctrl-C back while Numba is inside LLVM.
+
+    LLVM calls back into Python, and an exception raised there is printed and lost: the
+    run would go on, or fail for want of what was not compiled.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each, _ in walk_stack(frame):
+            if each.f_globals.get("__name__", "").startswith("llvmlite."):
+                again = threading.Timer(0.05, signal.raise_signal, [number])
+                again.daemon = True
+                again.start()
+                return
+        signal.default_int_handler(number, frame)
+
+    usual = signal.getsignal(signal.SIGINT)
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not main_thread or usual is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _stop(message: str) -> int:
+    say("", message, style="bold")
+    return STOPPED
 
 
 def _fail(message: str, code: int) -> int:
@@ -90,4 +146,5 @@ def _fail(message: str, code: int) -> int:
 def _usage(error: Any) -> str:
     """Say what is wrong with the command line, and which help to read."""
     command = error.ctx.command_path if error.ctx is not None else "fedbudget"
-    return f"{error.format_message().rstrip('.')}: see {command} --help"
+    wrong = error.format_message().rstrip(".") or "which command is missing"
+    return f"{wrong}: see {command} --help"

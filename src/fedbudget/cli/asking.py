@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_type_hints
 
+from fedbudget.cli.config import read_config
 from fedbudget.cli.options import PANELS
 from fedbudget.errors import InvalidInputError
 
@@ -25,8 +26,14 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     def asked(**values: Any) -> None:
-        told = {item.name: values.pop(item.name) for item in shared}
-        command(question(**told), **values)
+        told = {item.name: values[item.name] for item in shared}
+        rest = {name: value for name, value in values.items() if name not in told}
+        try:
+            command(question(**told), **rest)
+        except InvalidInputError as error:
+            if not str(told["schema"]).endswith(".toml"):
+                raise
+            raise read_config(told["schema"]).located(error, values) from None
 
     signature = inspect.Signature(sorted([*own, *shared], key=_place))
     asked.__name__, asked.__doc__ = command.__name__, command.__doc__

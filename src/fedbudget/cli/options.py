@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from fedbudget.budget import Prices
+from fedbudget.cli.config import options_from
 
 BUDGETS, RUN, OUTPUT = "Budgets of a device", "Run", "Output"
 _DATA, _TABLE, _SHAPE = "Data by name", "Your own table", "No data at all"
@@ -38,9 +39,11 @@ class Question:
     data: Annotated[
         str | None,
         typer.Argument(
-            help="adult, vehicle (a SYNTHETIC stand-in), or a table: .csv, .csv.gz, "
-            ".parquet. Required.",
+            help="adult, vehicle (a SYNTHETIC stand-in), a table (.csv, .csv.gz, "
+            ".parquet), or a fedbudget.toml. Required.",
             show_default=False,
+            callback=options_from,
+            is_eager=True,
         ),
     ] = None
     delta: Annotated[
@@ -97,8 +100,8 @@ class Question:
     schema: Annotated[
         str | None,
         typer.Option(
-            help="JSON file with public bounds and categories. Default: read off the "
-            "rows, which is NOT private.",
+            help="JSON or TOML file with public bounds and categories. Default: read "
+            "off the rows, which is NOT private.",
             show_default=False,
             rich_help_panel=_TABLE,
         ),
@@ -169,6 +172,16 @@ class Question:
             rich_help_panel=_PLANNER,
         ),
     ] = None
+    sampling: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|fixed|cyclic",
+            help="How smaller batches than all samples are drawn: fixed, anew in every "
+            "step; cyclic, dealt once and taken in turn. auto: cyclic where samples "
+            "have a price.",
+            rich_help_panel=_PLANNER,
+        ),
+    ] = "auto"
     learning_rate: Annotated[
         float | None,
         typer.Option(
@@ -198,7 +211,8 @@ class Question:
         str | None,
         typer.Option(
             help="How unlike the devices are: iid, mild, strong, or a share of the "
-            "initial gap. Default: as the rows were dealt out; mild without data.",
+            "initial gap; for train also measure: one noisy query, charged to every "
+            "device. Default: as the rows were dealt out; mild without data.",
             show_default=False,
             rich_help_panel=_PLANNER,
         ),
@@ -207,7 +221,8 @@ class Question:
         int,
         typer.Option(
             help="Seeds how rows are dealt out and split 80/10/10 on every device, and "
-            "the noise and the batches of a run.",
+            "the noise and the batches of a run. Who knows it knows the noise: nothing "
+            "is promised against them.",
             rich_help_panel=_PLANNER,
         ),
     ] = 0
@@ -229,7 +244,7 @@ class Question:
     def how(self) -> dict[str, Any]:
         """How to plan: what `plan` and `frontier` both take."""
         names = ("planner", "accountant", "weights", "batch_size", "learning_rate")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*names, "sampling")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,9 +254,11 @@ class ShapeQuestion(Question):
     data: Annotated[
         str | None,
         typer.Argument(
-            help="adult, vehicle (a SYNTHETIC stand-in), or a table: .csv, .csv.gz, "
-            ".parquet. Leave it out with --samples.",
+            help="adult, vehicle (a SYNTHETIC stand-in), a table (.csv, .csv.gz, "
+            ".parquet), or a fedbudget.toml. Leave it out with --samples.",
             show_default=False,
+            callback=options_from,
+            is_eager=True,
         ),
     ] = None
     samples: Annotated[

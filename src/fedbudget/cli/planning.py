@@ -9,7 +9,7 @@ from fedbudget.budget import Budget
 from fedbudget.cli.asking import asks, numbers
 from fedbudget.cli.options import BUDGETS, Cost, Epsilon, ShapeQuestion
 from fedbudget.cli.output import print_json, progress
-from fedbudget.cli.sources import about, read_source
+from fedbudget.cli.sources import about, limits, read_source
 from fedbudget.errors import InfeasibleBudgetError
 
 
@@ -24,7 +24,8 @@ def plan(
     budget = Budget(epsilon=epsilon, delta=question.delta, cost=cost)
     with progress("planning"):
         source = read_source(question)
-        chosen = fedbudget.plan(source.problem, budget, question.prices, **question.how)
+        budget, prices = limits(question, source, budget)
+        chosen = fedbudget.plan(source.problem, budget, prices, **question.how)
     if question.json:
         print_json(chosen.to_dict() | about(source))
         return

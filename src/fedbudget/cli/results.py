@@ -30,6 +30,19 @@ NOT_PRIVATE = (
 MEANS = "means over each device's own rows, then over the devices that have any"
 
 
+# What is measured beside the released model, if asked for, and under which prefix.
+_MODELS = {
+    "global": "",
+    "personal": "personal_",
+    "alone": "alone_",
+    "constant": "constant_",
+}
+_EXPLAINED = (
+    "personal: the global model, adapted by each device to its own rows and kept there",
+    "alone: each device with its own rows only, nothing sent",
+)
+
+
 def show_run(source: Source, budget: Budget, run: Run, *, record: str | None) -> None:
     """Print what a run promised, what it cost and what it reached."""
     measured = run.measured
@@ -44,6 +57,8 @@ def show_run(source: Source, budget: Budget, run: Run, *, record: str | None) ->
         ]
         show_heading(console, f"Reached: {', '.join(best) or 'nothing to test it on'}")
         _show_measured(console, measured)
+        if run.advice:
+            show_item(console, run.advice)
 
 
 def show_sweep(
@@ -93,18 +108,27 @@ def _per_device(values: Any) -> list[float]:
 
 
 def _show_measured(console: Console, measured: Mapping[str, float]) -> None:
-    table = new_table("rows", "loss", "accuracy", right=True)
-    for part in ("train", "validation", "test"):
-        if f"{part}_loss" in measured:
-            accuracy = measured.get(f"{part}_accuracy")
-            cell = "" if accuracy is None else _number(accuracy)
-            table.add_row(part, _number(measured[f"{part}_loss"]), cell)
+    """Show one line per part and model: the released one, and others if measured."""
+    table = new_table("model", "rows", "loss", "accuracy", right=True)
+    if "personal_test_loss" not in measured:
+        table = new_table("rows", "loss", "accuracy", right=True)
+    for model, prefix in _MODELS.items():
+        for part in ("train", "validation", "test"):
+            if f"{prefix}{part}_loss" in measured:
+                accuracy = measured.get(f"{prefix}{part}_accuracy")
+                cell = "" if accuracy is None else _number(accuracy)
+                names = (model, part) if "personal_test_loss" in measured else (part,)
+                loss = _number(measured[f"{prefix}{part}_loss"])
+                table.add_row(*names, loss, cell)
     show_table(console, table)
     _explain(console, measured, "")
 
 
 def _explain(console: Console, measured: Mapping[str, Any], what: str) -> None:
     """Say what the figures are, and which are missing."""
+    if "personal_test_loss" in measured:
+        for line in _EXPLAINED:
+            show_item(console, line)
     show_item(console, f"{what}{MEANS}")
     show_item(console, NOT_PRIVATE)
     if "test_loss" not in measured:

@@ -2,14 +2,17 @@
 
 import json
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from fedbudget.budget import Budget, Prices
+from fedbudget.cli.config import read_config
 from fedbudget.cli.options import Question, ShapeQuestion
 from fedbudget.data import Dataset, Schema, from_table, load
-from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.problem import Counts, Problem
 
 NAMES = ("adult", "vehicle")
@@ -57,18 +60,43 @@ def read_data(question: Question) -> Dataset:
 
 def source_of(dataset: Dataset, question: Question) -> Source:
     """Return the problem of a data set, as the options want it seen."""
+    dissimilarity = _dissimilarity(question.dissimilarity)
     problem = dataset.problem(
-        loss=question.loss,
-        l2=question.l2,
-        dissimilarity=_dissimilarity(question.dissimilarity),
+        loss=question.loss, l2=question.l2, dissimilarity=dissimilarity
     )
-    return Source(line=str(dataset), problem=problem, device_names=dataset.device_names)
+    stated = "" if dissimilarity is None else f" (planned for as {dissimilarity})"
+    line = f"{dataset}{stated}"
+    return Source(line=line, problem=problem, device_names=dataset.device_names)
+
+
+def limits(question: Question, source: Source, budget: Budget) -> tuple[Budget, Prices]:
+    """Return budgets and prices, one per device where a config sets single ones."""
+    prices = question.prices
+    if not str(question.schema).endswith(".toml"):
+        return budget, prices
+    config = read_config(str(question.schema))
+    if not config.devices:
+        return budget, prices
+    names = source.device_names
+    config.check_devices(names)
+
+    def each(key: str, usual: float) -> list[float]:
+        return [config.devices.get(name, {}).get(key, usual) for name in names]
+
+    return (
+        Budget(**{key: each(key, value) for key, value in vars(budget).items()}),
+        Prices(**{key: each(key, value) for key, value in vars(prices).items()}),
+    )
 
 
 def data_options(question: Question) -> dict[str, object]:
     """Return the options that decide which rows a device holds, for a record."""
     names = _BY_NAME if question.data in NAMES else _TABLE
     options = {name: getattr(question, name) for name in names}
+    if options.get("schema") is not None:  # itself: the file may change later
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotPrivateWarning)  # said already
+            options["schema"] = _schema(options["schema"]).to_dict()
     return {"source": question.data, **options}
 
 
@@ -164,6 +192,8 @@ def _table(question: Question, path: str) -> Dataset:
 
 
 def _schema(path: str) -> Schema:
+    if path.endswith(".toml"):
+        return read_config(path).schema
     try:
         return Schema.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -24,6 +24,7 @@ from fedbudget.cli.layout import (
 from fedbudget.cli.output import one_line
 from fedbudget.cli.sources import Source
 from fedbudget.planning import Frontier, Plan
+from fedbudget.privacy import rounded_up
 
 FEW = 24  # as many devices as are still shown one by one
 
@@ -123,12 +124,15 @@ def _plan_in_words(plan: Plan) -> Iterator[tuple[str, str]]:
         "full": f"all training samples of {every}",
         "poisson": "on average, each sample drawn alone",
         "fixed": "drawn at random",
+        "cyclic": f"{span(plan.blocks)} disjoint ones, taken in turn",
     }
     yield "tau", f"{counted(plan.tau, 'local step')} per round"
     yield "rounds", f"{counted(plan.rounds, 'upload')} by {every}"
     yield "steps", f"{plan.steps} in all"
     yield "learning rate", f"{plan.learning_rate:.4g}"
     yield "momentum", f"{plan.momentum:.2g}, on the server"
+    if plan.drift_control:
+        yield "drift", "controlled: each device takes its last deviation back"
     yield "batch size", f"{span(plan.batch_size)}: {batch[plan.sampling]}"
     noise = "standard deviation, on every coordinate of a mean gradient"
     yield "noise", f"{span(plan.noise_std)}: {noise}"
@@ -155,7 +159,7 @@ def _devices(source: Source, plan: Plan) -> Table:
     table = new_table("device", *names, right=True)
     columns = _columns(source, plan)
     for index, name in enumerate(source.device_names):
-        cells = (f"{column[index]:.4g}" for column in columns)
+        cells = _cells([column[index] for column in columns])
         table.add_row(Text(one_line(name), no_wrap=True, overflow="ellipsis"), *cells)
     return table
 
@@ -164,8 +168,14 @@ def _summary(source: Source, plan: Plan) -> Table:
     names = ("samples", "batch", "noise", "weight", "epsilon", "cost")
     table = new_table("", *names, right=True)
     for name, of in (("least", np.min), ("median", np.median), ("most", np.max)):
-        table.add_row(name, *(f"{of(c):.4g}" for c in _columns(source, plan)))
+        table.add_row(name, *_cells([of(c) for c in _columns(source, plan)]))
     return table
+
+
+def _cells(values: list[float]) -> Iterator[str]:
+    """Show a line of the table; epsilon, the fifth of six, is rounded up."""
+    for place, value in enumerate(values):
+        yield rounded_up(value) if place == 4 else f"{value:.4g}"
 
 
 def _columns(source: Source, plan: Plan) -> list[Array]:

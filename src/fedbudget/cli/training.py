@@ -2,8 +2,9 @@
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +22,12 @@ from fedbudget.cli.output import (
     progress,
     telling_of_compilation,
 )
-from fedbudget.cli.sources import about, data_options, read_data, source_of
+from fedbudget.cli.sources import about, data_options, limits, read_data, source_of
+from fedbudget.devices.dissimilarity import measure_dissimilarity, query_cost
 from fedbudget.errors import NotPrivateWarning
+from fedbudget.ledger import Charge
+from fedbudget.privacy import rounded_up
+from fedbudget.trackers import Tracker, tracker
 
 
 @asks
@@ -46,6 +51,15 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = 0.0,
+    personal: Annotated[
+        bool,
+        typer.Option(
+            "--personal",
+            help="At the end, let every device adapt the model to its own rows, and "
+            "compare with what it reaches alone. No message, no charge.",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
     no_privacy: Annotated[
         bool,
         typer.Option(
@@ -55,6 +69,16 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHERE",
+            help="Also log rounds, epsilon and cost to tensorboard:FOLDER, "
+            "mlflow[:URI] or wandb[:PROJECT]; may be given again. Default: nowhere.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -68,10 +92,24 @@ def train(
 ) -> None:
     """Train on simulated devices, each of which enforces its own budgets."""
     budget = Budget(epsilon=epsilon, delta=question.delta, cost=cost)
+    measure = question.dissimilarity == "measure"
+    if measure:
+        question = replace(question, dissimilarity=None)
     with progress("planning"):
         dataset = read_data(question)
         source = source_of(dataset, question)
-        chosen = fedbudget.plan(source.problem, budget, question.prices, **question.how)
+        budget, prices = limits(question, source, budget)
+        rest = budget
+        if measure:
+            query = query_cost(source.problem, prices)
+            rest = replace(budget, cost=np.asarray(budget.cost) - query)
+            problem = measure_dissimilarity(
+                dataset, source.problem, budget, seed=question.seed
+            )
+            source = replace(source, problem=problem)
+        chosen = fedbudget.plan(source.problem, rest, prices, **question.how)
+        if measure:  # as its epsilon does, a plan's cost holds what was spent before
+            chosen = replace(chosen, cost=chosen.cost + query)
     if no_privacy:
         warnings.warn(
             "--no-privacy adds no noise: the model may give away the rows it was "
@@ -84,9 +122,12 @@ def train(
         dataset,
         seed=question.seed,
         budget=None if no_privacy else budget,
-        prices=question.prices,
+        prices=prices,
         participation=participation,
     )
+    if measure and not no_privacy:
+        # Its privacy goes with the plan, as what was spent before: here, its price.
+        devices.ledger.charge(Charge(steps=1, noise_multiplier=np.inf, cost=query))
     record = None
     if out is not None:
         settings = {
@@ -95,6 +136,8 @@ def train(
             "seed": question.seed,
             "participation": participation,
             "tail_average": tail_average,
+            "feature_names": dataset.feature_names,
+            "classes": dataset.classes,
         }
         record = fedbudget.Record(out, about=settings)
     what = "training on SYNTHETIC data" if dataset.synthetic else "training"
@@ -103,13 +146,21 @@ def train(
         progress(what, total=chosen.rounds, counter="") as bar,
         telling_of_compilation(bar, what),
         resumable(out),
+        ExitStack() as stack,
     ):
+        trackers = [
+            stack.enter_context(
+                tracker(where, chosen, device_names=dataset.device_names)
+            )
+            for where in track or ()
+        ]
         run = fedbudget.train(
             chosen,
             devices,
             record=record,
             tail_average=tail_average,
-            on_round=lambda row: show_round(bar, row, rounds=chosen.rounds),
+            personal=personal,
+            on_round=lambda row: _tell(row, bar, chosen.rounds, trackers),
         )
     if question.json:
         measured = {
@@ -118,6 +169,7 @@ def train(
             "loss_name": chosen.loss,
             "seconds": time.perf_counter() - started,
             "measured": run.measured,
+            "advice": run.advice,
             "rounds_run": len(run.rounds),
             "record": out,
         }
@@ -128,6 +180,15 @@ def train(
     show_run(source, budget, run, record=out)
 
 
+def _tell(
+    row: Mapping[str, Any], bar: Bar, rounds: int, trackers: Sequence[Tracker]
+) -> None:
+    """Show a round, and log it wherever the user asked for."""
+    show_round(bar, row, rounds=rounds)
+    for log in trackers:
+        log(row)
+
+
 def show_round(bar: Bar, row: Mapping[str, Any], *, rounds: int) -> None:
     """Show what a round has brought and cost so far."""
     measured = row["not_private"]
@@ -135,7 +196,7 @@ def show_round(bar: Bar, row: Mapping[str, Any], *, rounds: int) -> None:
     epsilon, cost = largest(row["epsilon"]), largest(row["cost"])
     bar.show(
         f"round {row['round']}/{rounds}  {name.split('_')[1]} {measured[name]:.3f} "
-        f"(not private)  epsilon {'none' if epsilon is None else f'{epsilon:.3g}'}  "
+        f"(not private)  epsilon {'none' if epsilon is None else rounded_up(epsilon)}  "
         f"cost {cost:.4g}",
         done=row["round"],
     )

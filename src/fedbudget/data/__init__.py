@@ -1,15 +1,19 @@
 """Data sets as devices hold them: Adult, Vehicle, and your own tables."""
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fedbudget.data.adult import load_adult
-from fedbudget.data.dataset import Dataset, Part
-from fedbudget.data.features import Categorical, Numeric
 from fedbudget.data.messages import shown
-from fedbudget.data.schema import Schema
-from fedbudget.data.tables import from_table, infer_schema
-from fedbudget.data.vehicle import load_standin, load_vehicle
 from fedbudget.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from fedbudget.data.dataset import Dataset, Part
+    from fedbudget.data.features import Categorical, Numeric
+    from fedbudget.data.newcomers import hold_out
+    from fedbudget.data.partitioned import from_partitions
+    from fedbudget.data.schema import Schema
+    from fedbudget.data.tables import from_table, infer_schema
 
 __all__ = [
     "Categorical",
@@ -17,10 +21,32 @@ __all__ = [
     "Numeric",
     "Part",
     "Schema",
+    "from_partitions",
     "from_table",
+    "hold_out",
     "infer_schema",
     "load",
 ]
+
+
+# Fetched when they are first used: a device reads its rows with the schema alone.
+_HOME = {
+    "dataset": "Dataset Part",
+    "features": "Categorical Numeric",
+    "newcomers": "hold_out",
+    "partitioned": "from_partitions",
+    "schema": "Schema",
+    "tables": "from_table infer_schema",
+}
+_LAZY = {name: home for home, names in _HOME.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    globals()[name] = found
+    return found
 
 
 def load(
@@ -30,7 +56,7 @@ def load(
     seed: int = 0,
     path: str | Path | None = None,
     num_devices: int | None = None,
-) -> Dataset:
+) -> "Dataset":
     """Load a data set by its name.
 
     Args:
@@ -46,6 +72,8 @@ def load(
 102 columns, 2 classes, dissimilarity iid
     """
     if name == "adult":
+        from fedbudget.data.adult import load_adult
+
         split = "by-education" if split is None else split
         if path is not None:
             raise InvalidInputError(
@@ -54,6 +82,8 @@ def load(
             )
         return load_adult(split=split, seed=seed, num_devices=num_devices)
     if name == "vehicle":
+        from fedbudget.data.vehicle import load_standin, load_vehicle
+
         split = "by-sensor" if split is None else split
         if path is None:
             return load_standin(split=split, seed=seed, num_devices=num_devices)

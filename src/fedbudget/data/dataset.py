@@ -129,6 +129,10 @@ class Dataset:
         """The number of classes; None for regression."""
         return None if self.classes is None else len(self.classes)
 
+    def check_loss(self, loss: str) -> None:
+        """Raise unless the loss fits the labels."""
+        _fitting_loss(loss, self.num_classes)
+
     def problem(
         self,
         *,

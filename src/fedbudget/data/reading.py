@@ -38,6 +38,8 @@ def read_table(source: Any, *, text: Mapping[str, Sequence[str]] | None = None) 
     try:
         if isinstance(source, str | Path):
             table = _read_file(Path(source), text or {})
+        elif type(source).__module__.partition(".")[0] == "datasets":  # Hugging Face
+            table = source.with_format("arrow")[:]
         else:
             table = pa.table(source)
     except DataError:

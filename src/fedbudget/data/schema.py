@@ -111,12 +111,12 @@ class Schema:
                 names += [f"{name}={value}" for value in kind.values]
         return (*names, "intercept") if self.intercept else tuple(names)
 
-    def encode(self, columns: Mapping[str, Cells]) -> Rows:
+    def encode(self, columns: Mapping[str, Cells], *, dense: bool = False) -> Rows:
         """Turn columns into rows in the unit ball; shape (n, dim), float32.
 
         Numbers go to [-1, 1], categories to one-hot columns, then each row is divided
         by max(1, its norm), alone. The norm of a result, taken in float64, is never
-        above 1. Rows that are mostly zeros come as CSR.
+        above 1. Rows that are mostly zeros come as CSR, unless `dense`.
 
         Raises:
             DataError: A column or a value is not what the schema says.
@@ -130,10 +130,10 @@ class Schema:
             square += entry**2 if entry.dtype.kind == "f" else entry >= 0
         scale = LARGEST_NORM / np.maximum(LARGEST_NORM, np.sqrt(square))
         dim = len(self.feature_names)
-        if (len(encoded) + self.intercept) <= SPARSE_SHARE * dim:
-            x = self._sparse(encoded, scale, dim)
-        else:
+        if dense or (len(encoded) + self.intercept) > SPARSE_SHARE * dim:
             x = self._dense(encoded, scale, dim)
+        else:
+            x = self._sparse(encoded, scale, dim)
         check_unit_ball(x)  # again, for the privacy guarantee rests on it
         return x
 

@@ -47,7 +47,8 @@ _PER_RUN = (
 _LANES = 16
 # Threads wait for each other in every round: a shorter one is faster on one of them.
 _WORTH_THREADS = 0.1e-3  # seconds of a round on one core
-_FEW_PLANS = 3  # up to so many plans run faster one by one than side by side
+_FEW_PLANS = 3  # up to so many plans run faster one by one than side by side,
+_FEW_FULL, _FEW_DENSE = 6, 12  # or so many where batches are full, or rows dense too
 
 
 def run_rounds(
@@ -58,13 +59,17 @@ def run_rounds(
     rounds: int,
     seed: int,
     first_step: int = 0,
+    shifts: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float64]:
     """Return the averaged model after each round, shape (rounds, num_params).
 
-    A run that is continued with `first_step` set to the steps already taken gives the
-    same models as one that was not interrupted.
+    A run that is continued with `first_step` set to the steps already taken, and with
+    the `shifts` that the devices had then, gives the same models as one that was not
+    interrupted. `shifts` (from `no_shifts`) are changed in place.
     """
     work = _work([plan], packed)
+    if shifts is None:
+        shifts = no_shifts(packed, plan)
     layout, memory = _layout(packed, work), _memory(packed, work)
     start = _to_lanes(theta, packed, work)
     models = np.zeros((rounds + 1, len(start)))
@@ -76,8 +81,15 @@ def run_rounds(
         run = _compiled().rounds_alone
     else:
         run = _compiled().rounds_over_devices
-    run(layout, models, key, work, memory, partial)
+    run(layout, models, key, work, memory, partial, shifts)
     return _from_lanes(models[1:], packed, work)[:, 0]
+
+
+def no_shifts(packed: PackedRows, plan: RoundPlan) -> NDArray[np.float32]:
+    """Return the devices' shifts before the first round: one line each, all zero."""
+    lanes = len(_work([plan], packed).learning_rate)
+    lines = packed.num_devices if plan.drift_control else 0
+    return np.zeros((lines, packed.dim * lanes), dtype=np.float32)
 
 
 def device_replies(
@@ -126,17 +138,34 @@ def sweep_runs(
     per_group = max(1, _LANES // packed.loss.num_outputs)
     for _, members in groupby(order, key=lambda p: _group_key(plans[p], packed)):
         chosen = list(members)
-        size = per_group if len(chosen) > _FEW_PLANS else 1
-        # The last group may be short: it is filled up with its own last plan.
-        groups = [
-            (chosen[i : i + size] + [chosen[-1]] * size)[:size]
-            for i in range(0, len(chosen), size)
-        ]
-        models = _run_groups(packed, theta, plans, groups, rounds, seeds)
-        for group, by_seed in zip(groups, models, strict=True):
-            for lane, p in enumerate(group):
-                finals[p] = by_seed[:, lane]
+        few = _few_plans(packed, plans[chosen[0]])
+        # Full groups side by side; what is left over too, unless it is only a few.
+        over = len(chosen) % per_group
+        cut = len(chosen) - (over if over <= few else 0)
+        for part, size in ((chosen[:cut], per_group), (chosen[cut:], 1)):
+            # The last group may be short: it is filled up with its own last plan.
+            groups = [
+                (part[i : i + size] + [part[-1]] * size)[:size]
+                for i in range(0, len(part), size)
+            ]
+            if not groups:
+                continue
+            models = _run_groups(packed, theta, plans, groups, rounds, seeds)
+            for group, by_seed in zip(groups, models, strict=True):
+                for lane, p in enumerate(group):
+                    finals[p] = by_seed[:, lane]
     return finals
+
+
+def _few_plans(packed: PackedRows, plan: RoundPlan) -> int:
+    """Return up to how many plans run faster one by one than side by side.
+
+    Plans side by side share the drawing of batches and the look-up of rows; of full
+    batches there is nothing to draw, and dense rows are not looked up either.
+    """
+    if plan.sampling != "full":
+        return _FEW_PLANS
+    return _FEW_DENSE if isinstance(packed.rows, DenseRows) else _FEW_FULL
 
 
 def _run_groups(
@@ -161,9 +190,11 @@ def _run_groups(
     stacked = _stacked(works, len(seeds))
     models = np.tile(start, (len(keys[0]), 3, 1))
     finals = np.tile(start, (len(keys[0]), 1))
+    lines = packed.num_devices if work.controlled else 0
+    shifts = np.empty((_num_threads(), lines, len(start)), dtype=np.float32)
     _in_threads(
         lambda share: _compiled().some_runs(
-            layout, models, share, keys, stacked, memory, finals
+            layout, models, share, keys, stacked, memory, finals, shifts
         )
     )
     by_group = _from_lanes(finals, packed, work)[:, : len(groups[0])]
@@ -183,7 +214,7 @@ def _round_time(packed: PackedRows, plan: RoundPlan) -> float:
     if isinstance(rows, DenseRows):
         per_row = 0.08e-9 * rows.width
     elif isinstance(rows, OneHotRows):
-        per_row = 0.4e-9 * 4 * len(rows.words)  # four codes in a word
+        per_row = 0.4e-9 * 4 * rows.width  # four codes in a word
     else:
         per_row = 1e-9 * len(rows.values) / max(1, len(rows.y))
     sizes = packed.num_samples if plan.sampling == "full" else plan.batch_size
@@ -206,13 +237,13 @@ def _in_threads(task: Callable[[tuple[int, int]], None]) -> None:
             done.result()
 
 
-def _group_key(plan: RoundPlan, packed: PackedRows) -> tuple[int, str, bytes]:
+def _group_key(plan: RoundPlan, packed: PackedRows) -> tuple[int, bool, str, bytes]:
     """Plans with one key may run side by side."""
-    # Poisson batches of different rates are different sets, not one inside the other.
+    # These batches of different sizes are different sets, not one inside the other.
     sizes = b""
-    if plan.sampling == "poisson":
+    if plan.sampling in ("poisson", "cyclic"):
         sizes = per_device(plan.batch_size, packed, "batch_size").tobytes()
-    return plan.tau, plan.sampling, sizes
+    return plan.tau, plan.drift_control, plan.sampling, sizes
 
 
 def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
@@ -247,12 +278,21 @@ def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
         learning_rate=rates.astype(np.float32),
         momentum=_spread([plan.momentum for plan in plans], outputs, lanes),
         batch_size=np.ascontiguousarray(sizes, dtype=np.int64),
-        noise_std=np.ascontiguousarray(noise_std, dtype=np.float32),
+        noise_std=_rounded_up(noise_std),
         weights=np.ascontiguousarray(weights, dtype=np.float64),
         takes_part=weights.any(axis=1),
         smallest=sizes.min(axis=1).astype(np.int64),
         largest=sizes.max(axis=1).astype(np.int64),
         noisy=noise_std.any(axis=1),
+        controlled=plans[0].drift_control,
+    )
+
+
+def _rounded_up(noise_std: Floats) -> Floats:
+    """Return noise in single precision, never less than was accounted for."""
+    single = np.ascontiguousarray(noise_std, dtype=np.float32)
+    return np.where(
+        single < noise_std, np.nextafter(single, np.float32(np.inf)), single
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
+from fedbudget.devices.codes import code
 from fedbudget.devices.compiled import compiled_inline
 from fedbudget.devices.rows import DenseRows, OneHotRows, SparseRows
 from fedbudget.devices.vectors import (
@@ -18,7 +19,6 @@ from fedbudget.devices.vectors import (
 )
 
 f32 = np.float32
-CODE = np.uint64(0xFFFF)  # the bits of one one-hot code
 
 
 def add_scores(
@@ -40,14 +40,14 @@ def one_hot_scores(
     rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
 ) -> None:
     """Look up and add, 16 lanes at a time."""
-    theta, scores, words = scratch.theta, scratch.scores, rows.words
+    theta, scores = scratch.theta, scratch.scores
     value = splat(rows.value)
     for b in range(count):
-        row = np.uint64(rows.offsets[device]) + scratch.order[start + b]
+        row = rows.offsets[device] + np.int64(scratch.order[start + b])
         for lane in range(0, lanes, RUN):
             score = splat(f32(0.0))
-            for w in range(len(words)):
-                c0, c1, c2, c3 = code_places(words[w, row], lanes, lane)
+            for k in range(row * rows.width, (row + 1) * rows.width):
+                c0, c1, c2, c3 = code_places(rows.words[np.uint64(k)], lanes, lane)
                 left = add(load(theta, c0), load(theta, c1))
                 right = add(load(theta, c2), load(theta, c3))
                 score = add(score, add(left, right))
@@ -59,14 +59,14 @@ def one_hot_slopes(
     rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
 ) -> None:
     """Add slopes by code, 16 lanes at a time."""
-    gradient, scores, words = scratch.gradient, scratch.scores, rows.words
+    gradient, scores = scratch.gradient, scratch.scores
     value = splat(rows.value)
     for b in range(count):
-        row = np.uint64(rows.offsets[device]) + scratch.order[start + b]
+        row = rows.offsets[device] + np.int64(scratch.order[start + b])
         for lane in range(0, lanes, RUN):
             slope = multiply(value, load(scores, b * lanes + lane))
-            for w in range(len(words)):
-                c0, c1, c2, c3 = code_places(words[w, row], lanes, lane)
+            for k in range(row * rows.width, (row + 1) * rows.width):
+                c0, c1, c2, c3 = code_places(rows.words[np.uint64(k)], lanes, lane)
                 store(gradient, c0, add(load(gradient, c0), slope))
                 store(gradient, c1, add(load(gradient, c1), slope))
                 store(gradient, c2, add(load(gradient, c2), slope))
@@ -77,10 +77,10 @@ def one_hot_slopes(
 def code_places(word: Any, lanes: Any, lane: Any) -> Any:
     """Return where the lanes of a word's four codes start."""
     return (
-        np.int64(word & CODE) * lanes + lane,
-        np.int64((word >> np.uint64(16)) & CODE) * lanes + lane,
-        np.int64((word >> np.uint64(32)) & CODE) * lanes + lane,
-        np.int64(word >> np.uint64(48)) * lanes + lane,
+        np.int64(code(word, 0)) * lanes + lane,
+        np.int64(code(word, 1)) * lanes + lane,
+        np.int64(code(word, 2)) * lanes + lane,
+        np.int64(code(word, 3)) * lanes + lane,
     )
 
 

@@ -29,7 +29,9 @@ from fedbudget.devices.work import (
     LANE_BLOCK,
     LOGISTIC,
     SOFTMAX,
+    add_shift,
     clear,
+    deal_rows,
     draw_batch,
     gather,
     undo_batch,
@@ -170,6 +172,7 @@ def lane_steps(
     lanes = len(work.learning_rate)
     num_samples = rows.offsets[device + 1] - rows.offsets[device]
     step_factors(device, num_samples, work, scratch.factors)
+    deal_rows(rows, device, seed, work, scratch)
     uneven = work.smallest[device] < work.largest[device]
     for step in range(first_step, first_step + work.tau):
         drawn, _ = draw_batch(rows, device, step, seed, work, scratch)
@@ -188,3 +191,5 @@ def lane_steps(
             state, gamma = stream(seed, device, step, NOISE)
             fill_normals(scratch.noise, work.dim * work.num_outputs, state, gamma)
         update(noise_now, work, scratch)
+        if work.controlled:
+            add_shift(scratch.theta, scratch.shift)

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from fedbudget.devices.compiled import compiled, compiled_inline
-from fedbudget.devices.elementary import fast_cosine, fast_log, fast_sine
+from fedbudget.devices.vectors import RUN, store_normals
 
 u64 = np.uint64
-f32 = np.float32
 
 BATCHES = 0  # the purposes that keep streams apart
 NOISE = 1
 MEAN_NOISE = 2
+DEAL = 3
 
 _GOLDEN = u64(0x9E3779B97F4A7C15)
 _LOW_32 = u64(0xFFFFFFFF)
@@ -61,26 +61,13 @@ def count_ones(x: Any) -> Any:
 
 @compiled
 def fill_normals(out: Any, count: Any, state: Any, gamma: Any) -> None:
-    """Write `count` standard normals; `out` needs room for one more if it is odd.
+    """Write `count` standard normals, and more up to a multiple of 32.
 
-    Box-Muller: one word makes two normals. Its upper half is the radius, with 31 bits,
-    so that tails reach 6.6 standard deviations; its lower half is the angle.
+    One word of the stream makes two normals: see `formulas.two_normals`.
     """
-    # The bounds of this loop are kept plain: LLVM does not vectorise it otherwise.
-    for i in range((count + 1) // 2):
-        word = mix(u64(state) + u64(i) * u64(gamma))
-        # Small numbers stay exact as floats, and they are what makes the tail.
-        upper = f32(np.int32(word >> u64(33))) + f32(0.5)
-        radius = np.sqrt(f32(-2.0) * fast_log(upper * f32(2.0**-31)))
-        # The two lowest bits choose a quarter turn, the rest a place inside it.
-        lower = np.int32(word & _LOW_32)
-        place = f32(lower) * f32(2.0**-31)
-        along = radius * fast_cosine(place)
-        across = radius * fast_sine(place)
-        along = -along if (lower & np.int32(2)) != 0 else along
-        swapped = (lower & np.int32(1)) != 0
-        out[2 * i] = across if swapped else along
-        out[2 * i + 1] = along if swapped else across
+    for i in range(0, count, 2 * RUN):
+        store_normals(out, i, state, gamma)
+        state = u64(state) + u64(RUN) * u64(gamma)
 
 
 @compiled_inline

@@ -22,6 +22,7 @@ class RoundPlan:
     weights: ArrayLike  # p_m; a device with weight zero does not take part
     sampling: Sampling = "fixed"
     momentum: float = 0.0  # of the server's update, between rounds
+    drift_control: bool = False  # see `local.next_shift`
 
 
 def check_plan(plan: RoundPlan, packed: PackedRows) -> None:

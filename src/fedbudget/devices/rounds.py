@@ -52,19 +52,51 @@ def add_devices(
     work: Any,
     scratch: Any,
     total: Any,  # float64
+    shifts: Any,  # float32, one line per device; none without drift control
 ) -> None:
-    """Write the weighted sum of some devices' models, without the last noise."""
-    theta, lanes = scratch.theta, len(work.learning_rate)
+    """Write the weighted sum of some devices' models, without the last noise.
+
+    With drift control a device's own last noise is in its next shift, too: here it
+    cannot be drawn once for all of them.
+    """
+    theta = scratch.theta
+    noisy = work.tau if work.controlled else work.tau - 1
     for i in range(len(total)):
         total[i] = 0.0
     for m in range(devices[0], devices[1]):
         if work.takes_part[m]:
             load_theta(start, theta)
-            device_steps(rows, m, work.tau - 1, key, work, scratch)
-            for i in range(work.dim):
-                for lane in range(lanes):
-                    place = i * lanes + lane
-                    total[place] += work.weights[m, lane] * np.float64(theta[place])
+            if work.controlled:
+                load_theta(shifts[m], scratch.shift)
+            device_steps(rows, m, noisy, key, work, scratch)
+            add_model(m, theta, work, total)
+            if work.controlled:
+                for i in range(len(start)):
+                    shifts[m, i] -= theta[i] / f32(work.tau)
+
+
+@compiled
+def finish_shifts(mean: Any, work: Any, shifts: Any) -> None:
+    """Add the devices' mean, of which `add_devices` has taken off their own models."""
+    for m in range(len(shifts)):
+        if work.takes_part[m]:
+            for i in range(len(mean)):
+                shifts[m, i] += f32(mean[i]) / f32(work.tau)
+
+
+@compiled_inline
+def add_model(device: Any, theta: Any, work: Any, total: Any) -> None:
+    """Add a device's model to the sum, by its weight in every lane."""
+    lanes = len(work.learning_rate)
+    if lanes == 1:  # the common case as a plain loop, which vectorises
+        weight = work.weights[device, 0]
+        for i in range(len(total)):
+            total[i] += weight * np.float64(theta[i])
+        return
+    for i in range(work.dim):
+        for lane in range(lanes):
+            place = i * lanes + lane
+            total[place] += work.weights[device, lane] * np.float64(theta[place])
 
 
 @compiled_inline
@@ -100,24 +132,37 @@ def add_mean_noise(mean: Any, key: Any, work: Any, noise: Any) -> None:
 
 @compiled
 def sum_blocks(
-    rows: Any, start: Any, share: Any, key: Any, work: Any, memory: Any, partial: Any
+    rows: Any,
+    start: Any,
+    share: Any,  # (this worker, all workers)
+    key: Any,
+    work: Any,
+    memory: Any,
+    partial: Any,
+    shifts: Any,
 ) -> None:
-    """Sum a worker's share of the blocks; share is (this worker, all workers)."""
+    """Sum a worker's share of the blocks."""
     scratch = scratch_of(memory, share[0])
     blocks, num_devices = len(partial), len(work.weights)
     for block in range(share[0], blocks, share[1]):
         first = block * num_devices // blocks
         stop = (block + 1) * num_devices // blocks
-        add_devices(rows, start, (first, stop), key, work, scratch, partial[block])
+        devices = (first, stop)
+        add_devices(rows, start, devices, key, work, scratch, partial[block], shifts)
 
 
 @compiled
-def finish_round(partial: Any, key: Any, work: Any, memory: Any, mean: Any) -> None:
+def finish_round(
+    partial: Any, key: Any, work: Any, memory: Any, mean: Any, shifts: Any
+) -> None:
     """Sum the blocks in their order and add the noise of the last step."""
     for block in range(len(partial)):
         for i in range(len(mean)):
             mean[i] += partial[block, i]
-    add_mean_noise(mean, key, work, memory.noise[0])
+    if work.controlled:
+        finish_shifts(mean, work, shifts)
+    else:
+        add_mean_noise(mean, key, work, memory.noise[0])
 
 
 @compiled
@@ -136,6 +181,7 @@ def rounds_over_devices(
     work: Any,
     memory: Any,
     partial: Any,
+    shifts: Any,
 ) -> None:
     """Fill models[1:] with the mean after each round; models[0] is the start."""
     num_workers = len(memory.theta)
@@ -143,21 +189,27 @@ def rounds_over_devices(
         round_key = (key[0], key[1] + r * work.tau)
         for worker in prange(num_workers):
             share = (worker, num_workers)
-            sum_blocks(rows, models[r], share, round_key, work, memory, partial)
-        finish_round(partial, round_key, work, memory, models[r + 1])
+            sum_blocks(rows, models[r], share, round_key, work, memory, partial, shifts)
+        finish_round(partial, round_key, work, memory, models[r + 1], shifts)
         if r > 0:
             add_momentum(models[r + 1], models[r], models[r - 1], work.momentum)
 
 
 @compiled
 def rounds_alone(
-    rows: Any, models: Any, key: Any, work: Any, memory: Any, partial: Any
+    rows: Any,
+    models: Any,
+    key: Any,
+    work: Any,
+    memory: Any,
+    partial: Any,
+    shifts: Any,
 ) -> None:
     """Do the same on the calling thread, to the same last bit."""
     for r in range(len(models) - 1):
         round_key = (key[0], key[1] + r * work.tau)
-        sum_blocks(rows, models[r], (0, 1), round_key, work, memory, partial)
-        finish_round(partial, round_key, work, memory, models[r + 1])
+        sum_blocks(rows, models[r], (0, 1), round_key, work, memory, partial, shifts)
+        finish_round(partial, round_key, work, memory, models[r + 1], shifts)
         if r > 0:
             add_momentum(models[r + 1], models[r], models[r - 1], work.momentum)
 
@@ -203,6 +255,7 @@ def _one_of(works: Any, group: Any) -> Any:
             works.smallest[group],
             works.largest[group],
             works.noisy[group],
+            works.controlled,
         )
 
     return select
@@ -217,6 +270,7 @@ def some_runs(
     works: Any,  # arrays with a first axis over groups
     memory: Any,
     finals: Any,  # float64, shape (groups, dim * L)
+    shifts: Any,  # float32, shape (workers, M, dim * L); none without drift control
 ) -> None:
     """Run a worker's share of the groups, one after the other."""
     seeds, num_rounds = keys
@@ -224,6 +278,8 @@ def some_runs(
     for group in range(share[0], len(seeds), share[1]):
         work = one_of(works, group)
         lanes = len(work.learning_rate)
+        own_shifts = shifts[share[0]]
+        own_shifts[:] = f32(0.0)
         longest = 0
         for lane in range(lanes):
             longest = max(longest, num_rounds[group, lane])
@@ -231,8 +287,11 @@ def some_runs(
             key = (seeds[group], r * work.tau)
             start, mean = models[group, r % 3], models[group, (r + 1) % 3]
             everyone = (0, len(work.weights))
-            add_devices(rows, start, everyone, key, work, scratch, mean)
-            add_mean_noise(mean, key, work, scratch.noise)
+            add_devices(rows, start, everyone, key, work, scratch, mean, own_shifts)
+            if work.controlled:
+                finish_shifts(mean, work, own_shifts)
+            else:
+                add_mean_noise(mean, key, work, scratch.noise)
             add_momentum(mean, start, models[group, (r + 2) % 3], work.momentum)
             for lane in range(lanes):
                 if num_rounds[group, lane] == r + 1:

@@ -7,12 +7,11 @@ Three layouts, chosen by `pack_rows` from what the rows are:
     OneHotRows   the same number of non-zeros in every row, all of one value
     SparseRows   any other compressed sparse rows
 
-One-hot rows are stored as *codes* of 16 bits, four to a 64-bit word: no value, no
+One-hot rows are stored as *codes* of one byte or two, four to a word: no value, no
 column index of 4 bytes. A code is a column, or stands for a pair of columns: then the
 kernel fills a table of all pairs' sums before each step and looks up half as often.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -24,6 +23,7 @@ from fedbudget.models import Floats, Labels, Loss, Rows
 
 Single: TypeAlias = NDArray[np.float32]
 Counts: TypeAlias = NDArray[np.int64]
+Words: TypeAlias = NDArray[np.uint32] | NDArray[np.uint64]
 
 RUN = 16  # rows and tables are laid out in runs of this many floats
 MAX_CODES = 1 << 16
@@ -45,7 +45,8 @@ class OneHotRows(NamedTuple):
 
     offsets: Counts  # shape (M + 1,)
     y: Single  # shape (N,)
-    words: NDArray[np.uint64]  # shape (words per row, N)
+    words: Words  # shape (N * width,): four codes in each
+    width: int  # words per row
     value: np.float32
     pairs: Counts  # shape (num_pairs, 5): see `Pair`; empty if codes are columns
     table_size: int
@@ -171,10 +172,10 @@ def pack_one_hot(
         )
     if value is None:
         value = columns.shape[1] ** -0.5
-    codes = [columns[:, j] for j in range(columns.shape[1])]
+    words, width = _words(columns, spare=dim)
     no_pairs = np.zeros((0, 5), dtype=np.int64)
     rows = OneHotRows(
-        offsets, labels, _words(codes, dim), np.float32(value), no_pairs, dim + 1
+        offsets, labels, words, width, np.float32(value), no_pairs, dim + 1
     )
     merged = None
     if len(y) >= 2 * MERGED_BATCH * (len(offsets) - 1):
@@ -194,18 +195,20 @@ def _checked_offsets(offsets: Counts, num_rows: int) -> Counts:
 
 def _labels(y: Labels, loss: Loss) -> Single:
     """Return the labels as the kernels want them: signs, classes or targets."""
-    labels = np.asarray(y, dtype=np.float32)
+    labels = np.asarray(y)
     if loss.name == "huber":
         _check_finite(labels)
-        return labels
+        return labels.astype(np.float32)
     num_classes = max(2, loss.num_outputs)
-    if (labels != np.clip(np.floor(labels), 0, num_classes - 1)).any():
+    # Millions of rows: no copy to check them, unless they come as floats.
+    whole = labels.dtype.kind in "bui" or bool((labels == np.floor(labels)).all())
+    if not (whole and labels.min() >= 0 and labels.max() < num_classes):
         raise DataError(
             f"labels for the {loss.name} loss must be classes 0 .. {num_classes - 1}, "
             f"got {labels.min()} .. {labels.max()}"
         )
     if loss.name == "softmax":
-        return labels
+        return labels.astype(np.float32)
     return np.where(labels > 0, np.float32(1), np.float32(-1))
 
 
@@ -234,13 +237,23 @@ def _fixed_columns(x: Rows) -> NDArray[np.integer] | None:
     return np.sort(x.indices.reshape(-1, k), axis=1)
 
 
-def _words(codes: Sequence[NDArray[np.integer]], spare: int) -> NDArray[np.uint64]:
-    """Return the codes of each row, four to a word; free places take the spare code."""
-    words = np.zeros((-(-len(codes) // 4), len(codes[0])), dtype=np.uint64)
-    for place in range(len(words) * 4):
-        code = codes[place] if place < len(codes) else np.array(spare)
-        words[place // 4] |= code.astype(np.uint64) << np.uint64(16 * (place % 4))
-    return words
+def _words(codes: NDArray[np.integer], *, spare: int) -> tuple[Words, int]:
+    """Return codes, shape (N, k), four to a word, and the words per row.
+
+    Codes below 256 take a byte each, others two. Free places take the spare code, the
+    largest. Bytes that come as they are wanted are taken as they are: no copy.
+    """
+    code, word = ("u1", "u4") if spare < 256 else ("u2", "u8")
+    width = -(-codes.shape[1] // 4)
+    if codes.shape[1] == 4 * width:
+        whole = np.ascontiguousarray(codes, dtype=code)
+    else:
+        whole = np.full((len(codes), 4 * width), spare, dtype=code)
+        whole[:, : codes.shape[1]] = codes
+    # The first code is in the lowest bits, whatever the machine's order of bytes.
+    words = whole.reshape(-1).view(np.dtype(word).newbyteorder("<"))
+    native: Words = words.astype(word, copy=False)
+    return native, width
 
 
 def _merged(rows: OneHotRows, columns: NDArray[np.integer]) -> OneHotRows | None:
@@ -249,9 +262,9 @@ def _merged(rows: OneHotRows, columns: NDArray[np.integer]) -> OneHotRows | None
     if not pairs:
         return None
     size = pairs[-1].offset + pairs[-1].num_first * pairs[-1].width
-    words = _words(_pair_codes(columns, pairs), size)
+    words, width = _words(_pair_codes(columns, pairs), spare=size)
     table = np.array(pairs, dtype=np.int64)
-    return rows._replace(words=words, pairs=table, table_size=size + 1)
+    return rows._replace(words=words, width=width, pairs=table, table_size=size + 1)
 
 
 def _pairs(columns: NDArray[np.integer]) -> list[Pair]:
@@ -275,14 +288,13 @@ def _pairs(columns: NDArray[np.integer]) -> list[Pair]:
     return pairs if offset <= MAX_PAIR_TABLE else []
 
 
-def _pair_codes(
-    columns: NDArray[np.integer], pairs: list[Pair]
-) -> list[NDArray[np.int64]]:
+def _pair_codes(columns: NDArray[np.integer], pairs: list[Pair]) -> NDArray[np.integer]:
+    """Return the code of every row's pairs, shape (N, num_pairs)."""
     low = columns.min(axis=0).tolist()
-    codes = []
-    for pair in pairs:
+    codes = np.empty((len(columns), len(pairs)), dtype=np.uint16)
+    for place, pair in enumerate(pairs):
         # Columns may come in bytes, which codes would overflow.
-        i = columns[:, low.index(pair.first)].astype(np.int64) - pair.first
-        j = columns[:, low.index(pair.second)].astype(np.int64) - pair.second
-        codes.append(pair.offset + i * pair.width + j)
+        i = columns[:, low.index(pair.first)].astype(np.uint16) - pair.first
+        j = columns[:, low.index(pair.second)].astype(np.uint16) - pair.second
+        codes[:, place] = pair.offset + i * pair.width + j
     return codes

@@ -5,8 +5,14 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
+from fedbudget.devices.codes import (
+    add_by_code,
+    fill_table,
+    look_up,
+    look_up_more,
+    sum_table,
+)
 from fedbudget.devices.compiled import compiled, compiled_inline
-from fedbudget.devices.elementary import fast_exp
 from fedbudget.devices.random_numbers import (
     NOISE,
     fill_normals,
@@ -16,8 +22,11 @@ from fedbudget.devices.rows import DenseRows, OneHotRows, SparseRows
 from fedbudget.devices.vectors import (
     RUN,
     add,
+    hinge_slopes,
+    huber_slopes,
     keep_apart,
     load,
+    logistic_slopes,
     multiply,
     multiply_add,
     prefetch,
@@ -28,29 +37,38 @@ from fedbudget.devices.vectors import (
 from fedbudget.devices.work import (
     HINGE,
     LOGISTIC,
+    add_shift,
     clear,
+    deal_rows,
     draw_batch,
     gather,
     undo_batch,
 )
 
 f32 = np.float32
+u64 = np.uint64
 AHEAD = 16  # rows between asking for a dense row and reading it
-CODE = np.uint64(0xFFFF)  # the bits of one one-hot code
 
 
 @compiled_inline
-def slopes(loss: Any, threshold: Any, scores: Any, y: Any, size: Any) -> None:
-    """Replace scores by d loss / d score."""
+def slopes(
+    loss: Any, threshold: Any, scores: Any, y: Any, start: Any, stop: Any
+) -> None:
+    """Replace scores[start:stop] by d loss / d score, and what fills up the last run.
+
+    A loop over runs: for a short batch, the compiler's own loop takes three times as
+    long, most of it in its preparations and its remainder.
+    """
     if loss == LOGISTIC:
-        for i in range(size):
-            scores[i] = -y[i] / (f32(1.0) + fast_exp(y[i] * scores[i]))
+        for i in range(start, stop, RUN):
+            store(scores, i, logistic_slopes(load(y, i), load(scores, i)))
     elif loss == HINGE:
-        for i in range(size):
-            scores[i] = -y[i] if y[i] * scores[i] < f32(1.0) else f32(0.0)
+        for i in range(start, stop, RUN):
+            store(scores, i, hinge_slopes(load(y, i), load(scores, i)))
     else:
-        for i in range(size):
-            scores[i] = min(max(scores[i] - y[i], -threshold), threshold)
+        limit = splat(threshold)
+        for i in range(start, stop, RUN):
+            store(scores, i, huber_slopes(load(y, i), load(scores, i), limit))
 
 
 def add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
@@ -79,7 +97,7 @@ def dense_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -
             here = four_rows(first_row, order, b, stop, width)
             ahead = four_rows(first_row, order, b + AHEAD, size, width)
             dense_scores(x, here, ahead, scratch.theta, width, scores, b)
-        slopes(work.loss, work.threshold, scores[start:], labels[start:], stop - start)
+        slopes(work.loss, work.threshold, scores, labels, start, stop)
         for b in range(start, stop, 4):
             here = four_rows(first_row, order, b, stop, width)
             for i in range(stop, b + 4):
@@ -147,103 +165,18 @@ def one_hot_gradient(
     rows: Any, device: Any, size: Any, work: Any, scratch: Any
 ) -> None:
     """Sum the gradients of one-hot rows: look up, add, and count by code."""
-    first, stop = rows.offsets[device], rows.offsets[device + 1]
     order, scores, sums = scratch.order, scratch.scores, scratch.sums
+    words, width = rows.words[rows.offsets[device] * rows.width :], u64(rows.width)
     fill_table(rows, scratch.theta, scratch.table)
-    gather(rows.y, first, order, size, scratch.labels)
-    look_up(rows.words[0, first:stop], order, size, scratch.table, scores)
-    for w in range(1, len(rows.words)):
-        look_up_more(rows.words[w, first:stop], order, size, scratch.table, scores)
-    slopes(work.loss, work.threshold, scores, scratch.labels, size)
+    gather(rows.y, rows.offsets[device], order, size, scratch.labels)
+    look_up(words, width, order, size, scratch.table, scores)
+    for w in range(1, rows.width):
+        look_up_more(words[w:], width, order, size, scratch.table, scores)
+    slopes(work.loss, work.threshold, scores, scratch.labels, 0, size)
     clear(sums)
-    for w in range(len(rows.words)):
-        add_by_code(rows.words[w, first:stop], order, size, scores, sums)
+    for w in range(rows.width):
+        add_by_code(words[w:], width, order, size, scores, sums)
     sum_table(rows, sums, scratch.gradient)
-
-
-@compiled_inline
-def entries(word: Any, table: Any) -> Any:
-    """Return the sum of the entries of a word's four codes."""
-    left = table[word & CODE] + table[(word >> np.uint64(16)) & CODE]
-    right = table[(word >> np.uint64(32)) & CODE] + table[word >> np.uint64(48)]
-    return left + right
-
-
-@compiled_inline
-def look_up(words: Any, order: Any, size: Any, table: Any, scores: Any) -> None:
-    """Write the rows' scores: most rows have one word."""
-    for b in range(size):
-        scores[b] = entries(words[order[b]], table)
-
-
-@compiled_inline
-def look_up_more(words: Any, order: Any, size: Any, table: Any, scores: Any) -> None:
-    """Add what further words bring."""
-    for b in range(size):
-        scores[b] += entries(words[order[b]], table)
-
-
-@compiled_inline
-def add_by_code(words: Any, order: Any, size: Any, scores: Any, sums: Any) -> None:
-    """Add each row's slope to the sums of its four codes.
-
-    Two copies of the sums by turns: rows in a row often share a code, and the second
-    would wait for the first to be stored.
-    """
-    half = np.uint64(len(sums) // 2)
-    for b in range(size):
-        copy = np.uint64(b & 1) * half
-        slope = scores[b]
-        word = words[order[b]]
-        sums[copy + (word & CODE)] += slope
-        sums[copy + ((word >> np.uint64(16)) & CODE)] += slope
-        sums[copy + ((word >> np.uint64(32)) & CODE)] += slope
-        sums[copy + (word >> np.uint64(48))] += slope
-
-
-@compiled_inline
-def fill_table(rows: Any, theta: Any, table: Any) -> None:
-    """Fill the table of one-hot codes from theta, scaled by the rows' value.
-
-    Entries past the end of a group hold a neighbour's sum, and no code points there.
-    """
-    value = splat(rows.value)
-    if len(rows.pairs) == 0:
-        for i in range(0, rows.table_size - 1, RUN):
-            store(table, i, multiply(value, load(theta, i)))
-        table[rows.table_size - 1] = f32(0.0)
-        return
-    for p in range(len(rows.pairs)):
-        first, num_first, second, num_second, place = rows.pairs[p]
-        for i in range(first, first + num_first):
-            base = splat(theta[i])
-            for j in range(second, second + num_second, RUN):
-                store(table, place, multiply(value, add(base, load(theta, j))))
-                place += RUN
-
-
-@compiled_inline
-def sum_table(rows: Any, sums: Any, gradient: Any) -> None:
-    """Turn sums by code into the gradient: the reverse of `fill_table`."""
-    value = splat(rows.value)
-    half = len(sums) // 2
-    clear(gradient)
-    if len(rows.pairs) == 0:
-        for i in range(0, rows.table_size - 1, RUN):
-            both = add(load(sums, i), load(sums, half + i))
-            store(gradient, i, multiply(value, both))
-        return
-    for p in range(len(rows.pairs)):
-        first, num_first, second, num_second, place = rows.pairs[p]
-        for i in range(first, first + num_first):
-            line = splat(f32(0.0))
-            for j in range(second, second + num_second, RUN):
-                both = add(load(sums, place), load(sums, half + place))
-                both = multiply(value, both)
-                line = add(line, both)
-                store(gradient, j, add(load(gradient, j), both))
-                place += RUN
-            gradient[i] += total(line)
 
 
 @compiled_inline
@@ -259,7 +192,7 @@ def sparse_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) 
         for k in range(rows.starts[row], rows.starts[row + np.uint64(1)]):
             score += values[k] * theta[columns[k]]
         scores[b] = score
-    slopes(work.loss, work.threshold, scores, scratch.labels, size)
+    slopes(work.loss, work.threshold, scores, scratch.labels, 0, size)
     clear(gradient)
     for b in range(size):
         row = np.uint64(first_row) + order[b]
@@ -284,11 +217,32 @@ def _add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) ->
 
 
 @compiled_inline
-def add_scaled(out: Any, scale: Any, source: Any) -> None:
-    """Add scale * source to out, over whole runs."""
-    scales = splat(scale)
-    for i in range(0, len(out), RUN):
-        store(out, i, multiply_add(scales, load(source, i), load(out, i)))
+def draw_noise(device: Any, step: Any, last: Any, key: Any, work: Any, out: Any) -> Any:
+    """Write the normals of a step before `last`; return their scale, 0 without noise.
+
+    The last step's noise may be left to `add_mean_noise`, drawn once for the mean.
+    """
+    if step < last and work.noisy[device]:
+        state, gamma = stream(key[0], device, step, NOISE)
+        fill_normals(out, work.dim, state, gamma)
+        return work.noise_std[device, 0]
+    return f32(0.0)
+
+
+@compiled_inline
+def move(noise_std: Any, divisor: Any, work: Any, scratch: Any) -> None:
+    """Take the step: theta -= eta (gradient / divisor + noise + l2 theta)."""
+    theta, gradient, noise = scratch.theta, scratch.gradient, scratch.noise
+    eta = work.learning_rate[0]
+    keep = splat(f32(1.0) - eta * work.l2[0])
+    on_gradient, on_noise = splat(-eta / f32(divisor)), splat(-eta * noise_std)
+    for i in range(0, len(theta), RUN):
+        moved = multiply_add(
+            on_gradient, load(gradient, i), multiply(keep, load(theta, i))
+        )
+        store(theta, i, multiply_add(on_noise, load(noise, i), moved))
+    if work.controlled:
+        add_shift(theta, scratch.shift)
 
 
 @compiled
@@ -297,20 +251,13 @@ def single_steps(
 ) -> None:
     """Take tau steps from scratch.theta in place, the first `noisy` of them with noise.
 
-    The last step's noise may be left to `add_mean_noise`, drawn once for the mean.
+    The noise is drawn while the processor waits for the batch.
     """
     keep_apart()
-    seed, first_step = key
-    theta, gradient, noise = scratch.theta, scratch.gradient, scratch.noise
-    eta, sigma = work.learning_rate[0], work.noise_std[device, 0]
-    for step in range(first_step, first_step + work.tau):
-        drawn, divisor = draw_batch(rows, device, step, seed, work, scratch)
-        add_gradient(rows, device, drawn, work, scratch)
-        undo_batch(rows, device, drawn, work, scratch)
-        if step < first_step + noisy and work.noisy[device]:
-            state, gamma = stream(seed, device, step, NOISE)
-            fill_normals(noise, work.dim, state, gamma)
-            add_scaled(gradient, f32(divisor) * sigma, noise)
-        if work.l2[0] > f32(0.0):
-            add_scaled(theta, -eta * work.l2[0], theta)
-        add_scaled(theta, -eta / f32(divisor), gradient)
+    deal_rows(rows, device, key[0], work, scratch)
+    for step in range(key[1], key[1] + work.tau):
+        size, divisor = draw_batch(rows, device, step, key[0], work, scratch)
+        sigma = draw_noise(device, step, key[1] + noisy, key, work, scratch.noise)
+        add_gradient(rows, device, size, work, scratch)
+        undo_batch(rows, device, size, work, scratch)
+        move(sigma, divisor, work, scratch)

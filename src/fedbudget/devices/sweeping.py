@@ -15,12 +15,14 @@ import numpy as np
 
 from fedbudget.checks import Array, choice, whole
 from fedbudget.data import Dataset
-from fedbudget.devices.kernels import sweep_runs
-from fedbudget.devices.measuring import measure
+from fedbudget.devices.kernels import no_shifts, run_rounds, sweep_runs
+from fedbudget.devices.measuring import measure_all
+from fedbudget.devices.rows import PackedRows
 from fedbudget.devices.simulated import SimulatedDevices, packed_rows, round_plan
 from fedbudget.errors import InvalidInputError, MissingExtraError
 from fedbudget.models import Loss
 from fedbudget.planning import Plan
+from fedbudget.training import Server
 
 BACKENDS = ("here", "ray", "dask")
 
@@ -101,13 +103,42 @@ def sweep(
 
 def _models(data: Dataset, plans: Sequence[Plan], seeds: Sequence[int]) -> Array:
     packed = packed_rows(data.train, plans[0].model)
-    return sweep_runs(
-        packed,
-        np.zeros(packed.num_params),
-        [round_plan(plan, plan.weights) for plan in plans],
-        rounds=[plan.rounds for plan in plans],
-        seeds=seeds,
-    )
+    theta = np.empty((len(plans), len(seeds), packed.num_params))
+    steady = [
+        p
+        for p, plan in enumerate(plans)
+        if np.array_equal(plan.takes_part(1), plan.takes_part(plan.rounds))
+    ]
+    if steady:
+        theta[steady] = sweep_runs(
+            packed,
+            np.zeros(packed.num_params),
+            [round_plan(plans[p], plans[p].weights) for p in steady],
+            rounds=[plans[p].rounds for p in steady],
+            seeds=seeds,
+        )
+    for p in sorted(set(range(len(plans))) - set(steady)):
+        theta[p] = [_round_by_round(packed, plans[p], seed) for seed in seeds]
+    return theta
+
+
+def _round_by_round(packed: PackedRows, plan: Plan, seed: int) -> Array:
+    """Run a plan whose devices change from round to round."""
+    server = Server.start(packed.num_params)
+    shifts = no_shifts(packed, round_plan(plan, plan.weights))
+    for number in range(1, plan.rounds + 1):
+        weights = np.where(plan.takes_part(number), plan.weights, 0.0)
+        average = run_rounds(
+            packed,
+            server.theta,
+            round_plan(plan, weights),
+            rounds=1,
+            seed=seed,
+            first_step=server.rounds_done * plan.tau,
+            shifts=shifts,
+        )[0]
+        server.update(average, momentum=plan.momentum, in_tail=False)
+    return server.release
 
 
 def _on_cluster(
@@ -163,8 +194,6 @@ def _cluster(backend: str, address: str | None) -> Iterator[int]:
 
 def _measure(data: Dataset, loss: Loss, theta: Array) -> dict[str, Array]:
     """Measure every model."""
-    each = [[measure(data, loss, model) for model in models] for models in theta]
-    return {
-        name: np.array([[found[name] for found in row] for row in each])
-        for name in each[0][0]
-    }
+    plans, seeds, params = theta.shape
+    found = measure_all(data, loss, theta.reshape(plans * seeds, params))
+    return {name: values.reshape(plans, seeds) for name, values in found.items()}

@@ -16,9 +16,11 @@ from numba import types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic, models, register_model
 
-RUN = 16
+from fedbudget.devices import formulas
+from fedbudget.devices.formulas import LANES, Lanes
+
+RUN = LANES
 _VECTOR = ir.VectorType(ir.FloatType(), RUN)
-_FLAGS = ("contract", "reassoc", "nsz")
 
 
 class _RunType(types.Type):
@@ -89,11 +91,11 @@ def splat(typing: Any, number: Any) -> Any:
     return _run(number), generate
 
 
-def _arithmetic(formula: Callable[..., Any], count: int) -> Any:
+def _formula(formula: Callable[..., Lanes], count: int) -> Any:
     """Return the code generator of a formula over `count` runs."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return formula(builder, *args)
+        return formula(*(Lanes(builder, value) for value in args)).value
 
     return _run(*[_run] * count), generate
 
@@ -101,23 +103,55 @@ def _arithmetic(formula: Callable[..., Any], count: int) -> Any:
 @_vector_code
 def add(typing: Any, a: Any, b: Any) -> Any:
     """Return a + b."""
-    return _arithmetic(lambda builder, a, b: builder.fadd(a, b, flags=_FLAGS), 2)
+    return _formula(lambda a, b: a + b, 2)
 
 
 @_vector_code
 def multiply(typing: Any, a: Any, b: Any) -> Any:
     """Return a * b."""
-    return _arithmetic(lambda builder, a, b: builder.fmul(a, b, flags=_FLAGS), 2)
+    return _formula(lambda a, b: a * b, 2)
 
 
 @_vector_code
 def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """Return a * b + c, fused."""
+    return _formula(lambda a, b, c: a * b + c, 3)
 
-    def formula(builder: Any, a: Any, b: Any, c: Any) -> Any:
-        return builder.fadd(builder.fmul(a, b, flags=_FLAGS), c, flags=_FLAGS)
 
-    return _arithmetic(formula, 3)
+@_vector_code
+def logistic_slopes(typing: Any, y: Any, scores: Any) -> Any:
+    """Return d loss / d score of 16 rows."""
+    return _formula(formulas.logistic_slope, 2)
+
+
+@_vector_code
+def hinge_slopes(typing: Any, y: Any, scores: Any) -> Any:
+    """Return d loss / d score of 16 rows."""
+    return _formula(formulas.hinge_slope, 2)
+
+
+@_vector_code
+def huber_slopes(typing: Any, y: Any, scores: Any, threshold: Any) -> Any:
+    """Return d loss / d score of 16 rows."""
+    return _formula(formulas.huber_slope, 3)
+
+
+@_vector_code
+def store_normals(typing: Any, out: Any, i: Any, state: Any, gamma: Any) -> Any:
+    """out[i:i+32] = normals, of the words mix(state + k gamma), k = 0 .. 15."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, i = list(zip(signature.args, args, strict=True))[:2]
+        state, gamma = (Lanes.of_words(builder, word) for word in args[2:])
+        word = formulas.mixed(state + Lanes.places(builder) * gamma)
+        first, second = formulas.two_normals(word)
+        place = _address(context, builder, out, i)
+        for part in first.interleaved(second):
+            builder.store(part.value, place, align=4)
+            place = builder.gep(place, [ir.Constant(ir.IntType(64), 1)])
+        return context.get_dummy_value()
+
+    return types.void(out, i, types.uint64, types.uint64), generate
 
 
 @_vector_code

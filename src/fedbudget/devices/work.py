@@ -7,16 +7,17 @@ import numpy as np
 from fedbudget.devices.compiled import compiled_inline
 from fedbudget.devices.random_numbers import (
     BATCHES,
+    DEAL,
     draw_poisson,
     draw_subset,
     restore,
     stream,
 )
 from fedbudget.devices.rows import aligned_zeros
-from fedbudget.devices.vectors import RUN, splat, store
+from fedbudget.devices.vectors import RUN, add, load, splat, store
 
 LOGISTIC, HINGE, HUBER, SOFTMAX = 0, 1, 2, 3
-FULL, FIXED, POISSON = 0, 1, 2
+FULL, FIXED, POISSON, CYCLIC = 0, 1, 2, 3
 LANE_BLOCK = 64  # rows that the lanes take at a time: their scores stay in L1
 
 
@@ -42,6 +43,7 @@ class Work(NamedTuple):
     smallest: Any  # int64, shape (M,): the smallest batch of any lane
     largest: Any  # int64, shape (M,): the largest
     noisy: Any  # bool, shape (M,): some noise is not zero
+    controlled: bool  # drift control: see `local.next_shift`
 
 
 class LaneWork(NamedTuple):
@@ -63,6 +65,7 @@ class LaneWork(NamedTuple):
     smallest: Any
     largest: Any
     noisy: Any
+    controlled: bool
 
 
 class Scratch(NamedTuple):
@@ -74,8 +77,10 @@ class Scratch(NamedTuple):
     theta: Any  # float32, over parameters
     gradient: Any  # float32, over parameters
     noise: Any  # float32, over parameters
+    shift: Any  # float32, over parameters: added to theta in every step
     order: Any  # uint32, over rows of the largest device: 0, 1, 2, .. between steps
     picks: Any  # uint32, over rows
+    dealt: Any  # uint32, over rows: in which order cyclic batches take them
     labels: Any  # float32, over rows of the batch
     scores: Any  # float32, over rows of the batch: scores, then slopes
     table: Any  # float32, over one-hot codes: filled from theta before each step
@@ -99,8 +104,10 @@ def new_memory(
         theta=zeros(params),
         gradient=zeros(params),
         noise=zeros(params),
+        shift=zeros(params),
         order=np.tile(places, (num_workers, 1)),
         picks=np.tile(places, (num_workers, 1)),
+        dealt=np.tile(places, (num_workers, 1)),
         labels=zeros(longest + RUN),
         scores=zeros(max(longest, LANE_BLOCK * lanes) + RUN),
         table=zeros(entries),
@@ -116,8 +123,10 @@ def scratch_of(memory: Any, worker: Any) -> Any:
         memory.theta[worker],
         memory.gradient[worker],
         memory.noise[worker],
+        memory.shift[worker],
         memory.order[worker],
         memory.picks[worker],
+        memory.dealt[worker],
         memory.labels[worker],
         memory.scores[worker],
         memory.table[worker],
@@ -135,10 +144,33 @@ def clear(buffer: Any) -> None:
 
 
 @compiled_inline
+def add_shift(theta: Any, shift: Any) -> None:
+    """Add each lane's shift to its theta."""
+    for i in range(0, len(theta), RUN):
+        store(theta, i, add(load(theta, i), load(shift, i)))
+
+
+@compiled_inline
 def gather(source: Any, first: Any, rows: Any, size: Any, out: Any) -> None:
     """Copy source[first + rows] to out, so that the next loop reads without jumps."""
     for i in range(size):
         out[i] = source[np.uint64(first) + rows[i]]
+
+
+@compiled_inline
+def deal_rows(rows: Any, device: Any, seed: Any, work: Any, scratch: Any) -> None:
+    """Deal a device's rows for its cyclic batches: the same in every round of a run.
+
+    It is done again in every round: to keep it, all rows of all runs would need memory.
+    """
+    if work.sampling == CYCLIC:
+        num_samples = rows.offsets[device + 1] - rows.offsets[device]
+        for i in range(num_samples):
+            scratch.dealt[i] = np.uint32(i)
+        state, gamma = stream(seed, device, 0, DEAL)
+        draw_subset(
+            scratch.dealt, scratch.picks, num_samples, num_samples, state, gamma
+        )
 
 
 @compiled_inline
@@ -150,6 +182,11 @@ def draw_batch(
     size = work.largest[device]
     if work.sampling == FULL or (work.sampling == FIXED and size >= num_samples):
         return num_samples, num_samples
+    if work.sampling == CYCLIC:
+        first = step % (num_samples // size) * size
+        for i in range(size):
+            scratch.order[i] = scratch.dealt[first + i]
+        return size, size
     state, gamma = stream(seed, device, step, BATCHES)
     if work.sampling == POISSON:
         return draw_poisson(scratch.order, num_samples, size, state, gamma), size

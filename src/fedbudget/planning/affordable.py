@@ -1,7 +1,7 @@
 """Which pairs of tau and rounds every device can pay for, before any is scored."""
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.budget import Budget, Prices
 from fedbudget.checks import floats
@@ -24,6 +24,27 @@ def max_rounds(
     """
     rounds = prices.max_rounds(budget.cost, tau=tau, batch_size=batch_size)
     return int(min(rounds, MAX_STEPS // tau))
+
+
+def rounds_each(
+    budget: Budget, prices: Prices, *, tau: int, batch_size: ArrayLike
+) -> NDArray[np.int64]:
+    """Return how many rounds of tau steps each device can pay for.
+
+    One entry per device, or a single one where all are alike.
+
+    >>> budget = Budget(epsilon=4, cost=[1000, 250, 90])
+    >>> prices = Prices(communication=100, computation=1)
+    >>> rounds_each(budget, prices, tau=10, batch_size=256).tolist()
+    [9, 2, 0]
+    """
+    price = prices.run_cost(rounds=1, tau=tau, batch_size=batch_size)
+    price, cost = np.broadcast_arrays(np.atleast_1d(price), floats(budget.cost))
+    most = MAX_STEPS // tau
+    with np.errstate(divide="ignore"):
+        rounds = np.minimum(np.floor(cost / price), most)
+    # The division may have rounded up to a whole number that does not fit.
+    return np.asarray(rounds - (rounds * price > cost), dtype=np.int64)
 
 
 def longest_tau(

@@ -10,6 +10,7 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array, floats, per_device, whole, within
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.planning.affordable import MAX_STEPS, check_one_round, max_rounds
+from fedbudget.planning.leaving import who_is_idle
 from fedbudget.planning.plans import Plan
 from fedbudget.privacy import GDP, Accountant, NoisyGradients
 from fedbudget.problem import Problem
@@ -28,12 +29,24 @@ class Setting:
     sampled_excess: float = 1.0  # noise of sampled steps over its limit for many
     batch_size: NDArray[np.int64] | None = None  # given by the user, or planned
     learning_rate: float | None = None  # given by the user, or planned
+    drift_control: bool = True  # may be planned
+    cyclic: bool = False  # smaller batches than all rows are disjoint, taken in turn
 
     def sampling(self, batch_size: NDArray[np.int64]) -> str:
         """Name the way in which batches of this size are drawn."""
         if np.array_equal(batch_size, self.problem.num_samples):
             return "full"
-        return "poisson" if self.accountant.name == "pld" else "fixed"
+        if self.accountant.name == "pld":
+            return "poisson"
+        # One batch over and over would leave the other rows out, and save nothing.
+        several = bool(np.any(self.problem.num_samples >= 2 * batch_size))
+        return "cyclic" if self.cyclic and several else "fixed"
+
+    def blocks(self, batch_size: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return B: how many disjoint batches are taken in turn; 1 without."""
+        if self.sampling(batch_size) != "cyclic":
+            return np.ones(1, dtype=np.int64)
+        return self.problem.num_samples // batch_size
 
     def sampling_probability(self, batch_size: NDArray[np.int64]) -> Array:
         """Return q: below 1 only where batches are Poisson-sampled."""
@@ -44,6 +57,7 @@ class Setting:
     def unit_noise(self, batch_size: NDArray[np.int64]) -> Array:
         """Return each device's noise for one step; K steps take sqrt(K) times that.
 
+        Where B disjoint batches are taken in turn, K stands for the ceil(K / B) laps.
         For sampled batches this is the limit for many steps, where sampling a share of
         the rows needs the noise of all of them (Dong, Roth and Su 2022, Cor. 5.4),
         times `sampled_excess`; the plan's own noise is calibrated in `complete`.
@@ -57,13 +71,15 @@ class Setting:
     def batches(self) -> list[NDArray[np.int64]]:
         """Return the batch sizes to try, affordable ones only, largest first.
 
-        Smaller ones than all samples are tried only where samples have a price.
+        Smaller ones than all samples are tried only where samples have a price: a
+        quarter of the next larger each, and half of it where batches are cyclic.
         """
         if self.batch_size is not None:
             return [self.batch_size]
         sizes = self.problem.num_samples
         priced = bool(np.any(floats(self.prices.computation_per_sample) > 0))
-        options = [np.maximum(1, sizes >> (2 * k)) for k in range(6 if priced else 1)]
+        halvings = range(0, 11 if priced else 1, 1 if self.cyclic else 2)
+        options = [np.maximum(1, sizes >> times) for times in halvings]
         found = [
             option
             for option in options
@@ -128,10 +144,13 @@ class Choice:
     rounds: int
     learning_rate: float
     momentum: float = 0.0
+    drift_control: bool = False
     batch_size: NDArray[np.int64]
     weights: Array
     predicted_loss: float
     reasons: tuple[str, ...] = ()
+    last_round: NDArray[np.int64] | None = None  # of each device; None: nobody leaves
+    advice: str = ""  # says when federating is not predicted to pay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +167,10 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
     """Calibrate the noise, add up the costs, and check both against the budgets."""
     problem, prices = setting.problem, setting.prices
     epsilon, delta, cost = setting.budget.per_device(problem.num_devices)
-    steps = choice.tau * choice.rounds
+    last = choice.rounds if choice.last_round is None else choice.last_round
+    each = np.where(choice.weights > 0, np.minimum(last, choice.rounds), 0)
+    # Noise is for a device's own steps; who is not asked is told what it would be.
+    steps = choice.tau * np.where(each > 0, each, choice.rounds)
     sampling = setting.sampling(choice.batch_size)
     if sampling == "poisson":
         noise_std = setting.accountant.noise_std(
@@ -161,19 +183,21 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
             prior_mu=problem.prior_mu,
         )
     else:
-        noise_std = setting.unit_noise(choice.batch_size) * np.sqrt(steps)
+        laps = -(-steps // setting.blocks(choice.batch_size))
+        noise_std = setting.unit_noise(choice.batch_size) * np.sqrt(laps)
     run = NoisyGradients(
         lipschitz=problem["lipschitz"],
         batch_size=choice.batch_size,
         noise_std=noise_std,
-        steps=steps,
+        steps=choice.tau * each,
         sampling_probability=setting.sampling_probability(choice.batch_size),
+        blocks=setting.blocks(choice.batch_size),
     )
     spent = setting.accountant.epsilon(
         run, delta=delta, prior_mu=problem.prior_mu, at_most=epsilon
     )
     run_cost = prices.run_cost(
-        rounds=choice.rounds, tau=choice.tau, batch_size=choice.batch_size
+        rounds=each, tau=choice.tau, batch_size=choice.batch_size
     )
     paid = np.broadcast_to(run_cost, (problem.num_devices,))
     # Both hold by construction; a plan that overspends must never leave this function.
@@ -187,6 +211,7 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
         rounds=choice.rounds,
         learning_rate=choice.learning_rate,
         momentum=choice.momentum,
+        drift_control=choice.drift_control,
         sampling=sampling,
         num_samples=problem.num_samples,
         batch_size=choice.batch_size,
@@ -207,7 +232,15 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
         epsilon_price=worth.epsilon_price,
         cost_price=worth.cost_price,
         binding=worth.binding,
-        reasons=(*choice.reasons, worth.reason, *_cautions(setting, choice)),
+        reasons=(
+            *choice.reasons,
+            worth.reason,
+            *who_is_idle(each, choice.rounds),
+            *_cautions(setting, choice),
+            *filter(None, [choice.advice]),
+        ),
+        advice=choice.advice,
+        last_round=choice.last_round,
     )
 
 

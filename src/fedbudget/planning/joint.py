@@ -12,8 +12,16 @@ from numpy.typing import NDArray
 
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError
+from fedbudget.ledger import Bools
+from fedbudget.planning.advice import advise
 from fedbudget.planning.affordable import affordable_pairs, pairs_near
 from fedbudget.planning.choices import Choice, Setting, sampled_excess
+from fedbudget.planning.leaving import (
+    Leaving,
+    ways_to_leave,
+    weigh_leaving,
+    without_trifles,
+)
 from fedbudget.planning.spectral import Response, Schedule, Spectrum, respond
 from fedbudget.planning.weighting import (
     Weighting,
@@ -28,6 +36,14 @@ STABLE = 1.9
 # Among plans whose predicted losses differ by less than this share, the cheapest wins.
 _TIE = 0.002
 
+# Unlike devices cost more than the spread of their optima alone says: what only one of
+# them knows is also what the others cannot correct. Fit Adult by education. Beyond a
+# squared dissimilarity of 1, devices agree on nothing, and progress slows no further.
+_OFF_TARGET, _DRIFT, _SLOWER = 6.0, 2.0, 6.0
+
+# Devices keep a state for drift control: it has to save this share of the loss.
+_WORTH_CONTROL = 0.1
+
 _MOMENTA = np.array([0.0, 0.5, 0.8])
 
 
@@ -37,6 +53,7 @@ class Candidates:
 
     batch_size: NDArray[np.int64]
     variance: Array  # of the noise of one device in a run of one step
+    blocks: float  # B, of a middle device: only every B-th step takes more noise
     target: Array
     weighting: Weighting
 
@@ -49,9 +66,11 @@ class Found:
     rounds: int
     learning_rate: float
     momentum: float
+    drift_control: bool
     kappa: float
     loss: float
     parts: dict[str, float]  # what the loss is made of
+    leaving: Leaving | None = None  # which devices leave before the end, if any
 
 
 def choose_joint(setting: Setting) -> Choice:
@@ -64,16 +83,28 @@ def choose_joint(setting: Setting) -> Choice:
         excess = sampled_excess(setting, option.batch_size, chosen.tau * chosen.rounds)
         setting = replace(setting, sampled_excess=excess)
         chosen, option = _best_batch(setting, spectrum)
-    weights = balanced(chosen.kappa, option.target, option.variance)
+    variance, last_round = option.variance, None
+    stays = np.zeros(setting.problem.num_devices, dtype=np.bool_)
+    if chosen.leaving is not None:
+        stays = chosen.leaving.last_round >= chosen.rounds
+        variance = chosen.leaving.variance(variance)
+        last_round = chosen.leaving.last_round
+    weights = balanced(chosen.kappa, option.target, variance)
+    if setting.weights == "auto":
+        # Who stays when others have left counts for all of them in the last rounds.
+        weights = without_trifles(weights, option.target, needed=stays)
     return Choice(
         tau=chosen.tau,
         rounds=chosen.rounds,
         learning_rate=chosen.learning_rate,
         momentum=chosen.momentum,
+        drift_control=chosen.drift_control,
         batch_size=option.batch_size,
         weights=weights,
         predicted_loss=chosen.loss,
         reasons=tuple(_reasons(setting, spectrum, option, chosen, weights)),
+        last_round=last_round,
+        advice=advise(setting.problem, chosen.loss).text,
     )
 
 
@@ -87,12 +118,15 @@ def _best_batch(setting: Setting, spectrum: Spectrum) -> tuple[Found, Candidates
 
 def _candidates(setting: Setting, batch_size: NDArray[np.int64]) -> Candidates:
     problem = setting.problem
-    variance = setting.unit_noise(batch_size) ** 2
+    # Over many steps: a run's last lap is charged in full, see `_parts`.
+    blocks = setting.blocks(batch_size)
+    variance = setting.unit_noise(batch_size) ** 2 / blocks
     target = target_weights(problem, setting.weights)
     sampling = 1 / batch_size - 1 / problem.num_samples
     return Candidates(
         batch_size=batch_size,
         variance=variance,
+        blocks=float(np.median(blocks)),
         target=target,
         weighting=candidate_weights(
             target, variance, sampling, planned=setting.weights == "auto"
@@ -123,7 +157,41 @@ def _search(setting: Setting, spectrum: Spectrum, option: Candidates) -> Found:
         best = min(best, refined, key=lambda found: found.loss)
         if gain < _TIE:
             break
-    return best
+    going_on = _best_leaving(setting, spectrum, option, best)
+    return best if going_on is None else going_on
+
+
+def _best_leaving(
+    setting: Setting, spectrum: Spectrum, option: Candidates, best: Found
+) -> Found | None:
+    """Return the best way to go on without the poorest devices, if it is better."""
+    sampling = 1 / option.batch_size - 1 / setting.problem.num_samples
+    rates = np.unique(best.learning_rate * np.array([0.5, 0.7, 1.0]))
+    if setting.learning_rate is None:
+        limit = _largest_rate(setting, spectrum)
+        rates = np.unique(np.minimum([*rates, 1.4 * best.learning_rate], limit))
+    else:
+        rates = np.array([best.learning_rate])
+    momenta = np.unique([0.0, best.momentum, *_MOMENTA])
+    found = None
+    for way in ways_to_leave(
+        setting.budget, setting.prices, batch_size=option.batch_size
+    ):
+        variance = way.variance(option.variance)
+        weighting = weigh_leaving(
+            way, option.target, variance, sampling, planned=setting.weights == "auto"
+        )
+        trial = _score(
+            setting,
+            spectrum,
+            replace(option, variance=variance, weighting=weighting),
+            [(way.tau, way.rounds)],
+            rates,
+            momenta,
+        )
+        if trial.loss < (found or best).loss * (1 - _TIE):
+            found = replace(trial, leaving=way)
+    return found
 
 
 def _largest_rate(setting: Setting, spectrum: Spectrum) -> float:
@@ -147,7 +215,7 @@ def _score(
             spectrum, schedule, variance=setting.problem["gradient_variance"]
         )
         # The weights that suit a candidate depend on its noise: try every weighting.
-        parts = _parts(setting, response, steps, option.weighting)
+        parts, controlled = _parts(setting, schedule, response, option)
     loss = np.nan_to_num(np.sum(list(parts.values()), axis=0), nan=np.inf)
     best = loss.min(axis=1)
     # Ten times worse than not training at all: no plan with this rate is one.
@@ -170,6 +238,7 @@ def _score(
         rounds=int(schedule.rounds[index]),
         learning_rate=float(schedule.learning_rate[index]),
         momentum=float(schedule.momentum[index]),
+        drift_control=bool(controlled[index, which]),
         kappa=float(option.weighting.kappa[which]),
         loss=float(loss[index, which]),
         parts={name: float(part[index, which]) for name, part in parts.items()},
@@ -196,18 +265,42 @@ def _product(pairs: NDArray[np.int64], rates: Array, momenta: Array) -> Array:
 
 
 def _parts(
-    setting: Setting, response: Response, noise_steps: Array, weighting: Weighting
-) -> dict[str, Array]:
-    """Return the predicted loss in parts, shape (candidates, weightings) each."""
+    setting: Setting, schedule: Schedule, response: Response, option: Candidates
+) -> tuple[dict[str, Array], Bools]:
+    """Return the predicted loss in parts, and for which candidates drift is controlled.
+
+    All have the shape (candidates, weightings).
+    """
     unlike = setting.problem["dissimilarity"] ** 2
+    weighting, lap = option.weighting, option.blocks
+    noise_steps = lap * np.ceil(schedule.tau * schedule.rounds / lap)
     ones = np.ones(len(weighting.kappa))
-    return {
-        "progress not made": response.remaining[:, None] * ones,
+    remaining = response.remaining[:, None] * ones
+    off_target = _OFF_TARGET * unlike * response.moved[:, None]
+    parts = {
+        "progress not made": (1 + _SLOWER * min(unlike, 1.0)) * remaining,
         "privacy noise": (response.noise * noise_steps)[:, None] * weighting.noise,
         "batch sampling": response.sampling[:, None] * weighting.sampling,
-        "drift of local steps": unlike * response.drift[:, None] * ones,
-        "weights off target": unlike * response.moved[:, None] * weighting.bias,
+        "drift of local steps": _DRIFT * unlike * response.drift[:, None] * ones,
+        "weights off target": off_target * weighting.bias,
     }
+    drift = parts["drift of local steps"]
+    saved = drift - _DRIFT * unlike * response.controlled[:, None]
+    controlled = saved > _WORTH_CONTROL * np.sum(list(parts.values()), axis=0)
+    controlled &= setting.drift_control
+    parts["drift of local steps"] = np.where(controlled, drift - saved, drift)
+    return parts, controlled
+
+
+def _turns(option: Candidates, chosen: Found) -> str:
+    """Say what taking disjoint batches in turn saves."""
+    if option.blocks <= 1:
+        return ""
+    steps = chosen.tau * chosen.rounds
+    return (
+        f": {option.blocks:g} disjoint ones are taken in turn, so that {steps} steps "
+        f"cost the privacy of {np.ceil(steps / option.blocks):g}"
+    )
 
 
 def _reasons(
@@ -249,11 +342,19 @@ def _reasons(
             f"server momentum {chosen.momentum:.2g}: lengthens every step "
             f"{1 / (1 - chosen.momentum):.2g} times, free of privacy and cost"
         )
+    if chosen.drift_control:
+        yield (
+            "drift control: every device takes its last deviation from the average "
+            "back, step by step; nothing more is sent, and it costs no privacy"
+        )
     sampling = setting.sampling(option.batch_size)
     if sampling == "full":
         yield "full batches: noise falls with the batch, and no sample is worth saving"
     else:
-        yield f"batches of {int(np.median(option.batch_size))} (median), {sampling}"
+        yield (
+            f"batches of {int(np.median(option.batch_size))} (median), {sampling}"
+            + _turns(option, chosen)
+        )
     if np.ptp(weights) > 1e-9:
         even = option.target @ (option.target * option.variance)
         noise = weights @ (weights * option.variance)

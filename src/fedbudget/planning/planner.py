@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedbudget.budget import Budget, Prices, check_devices
-from fedbudget.checks import choice, within
+from fedbudget.checks import choice, floats, within
 from fedbudget.errors import InvalidInputError
 from fedbudget.planning.bounds import choose_bound, choose_paper
 from fedbudget.planning.choices import (
@@ -29,6 +29,8 @@ PLANNERS: MappingProxyType[str, Callable[[Setting], Choice]] = MappingProxyType(
     {"joint": choose_joint, "bound": choose_bound, "paper": choose_paper}
 )
 
+SAMPLINGS = ("auto", "fixed", "cyclic")
+
 # A budget binds if this much more of it ...
 _MORE = 0.1
 # ... would lower the predicted loss by at least this share of it ...
@@ -47,6 +49,8 @@ def plan(
     weights: str = "auto",
     batch_size: ArrayLike | None = None,
     learning_rate: float | None = None,
+    drift_control: bool = True,
+    sampling: str = "auto",
 ) -> Plan:
     """Return the best plan that both budgets of every device can pay for.
 
@@ -63,6 +67,13 @@ def plan(
             `uniform` weighs every device alike, `size` every sample.
         batch_size: Samples per gradient; planned (as large as it pays) if left out.
         learning_rate: Planned if left out.
+        drift_control: Whether `joint` may plan it: devices that keep no state between
+            rounds cannot.
+        sampling: How batches smaller than all rows are drawn: `fixed` (anew in every
+            step, as the paper does), or `cyclic` (dealt once into disjoint ones, taken
+            in turn: a pass over them costs the privacy of one step; fixed where no two
+            fit). `auto` is cyclic where samples have a price and `joint` plans, fixed
+            otherwise, and Poisson with `pld`.
 
     Raises:
         InvalidInputError: An argument is wrong.
@@ -94,10 +105,30 @@ def plan(
         weights=weights,
         batch_size=check_batch_size(problem, batch_size),
         learning_rate=_checked_rate(learning_rate),
+        drift_control=drift_control,
+        cyclic=_is_cyclic(sampling, planner, accountant, prices),
     )
     chosen = PLANNERS[planner](setting)
     worth = _worth(setting, chosen, PLANNERS[planner])
     return complete(setting, chosen, worth, planner=planner)
+
+
+def _is_cyclic(sampling: str, planner: str, accountant: str, prices: Prices) -> bool:
+    choice("sampling", sampling, SAMPLINGS)
+    if sampling != "auto" and accountant == "pld":
+        raise InvalidInputError(
+            f"accountant pld is for Poisson-sampled batches, not for {sampling} ones: "
+            "leave out sampling, or take gdp or zcdp"
+        )
+    if sampling == "cyclic" and planner != "joint":
+        raise InvalidInputError(
+            f"planner {planner!r} knows no cyclic batches, whose noise does not grow "
+            "with every step: take planner 'joint', or sampling 'fixed'"
+        )
+    if sampling == "auto":
+        priced = bool(np.any(floats(prices.computation_per_sample) > 0))
+        return priced and planner == "joint" and accountant != "pld"
+    return sampling == "cyclic"
 
 
 def _checked_rate(learning_rate: float | None) -> float | None:

@@ -1,5 +1,6 @@
 """The plan: what every device will do, before any of them does it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ NOT_PRIVATE = "none"  # the accountant of a plan without noise
 
 _COUNTS = ("num_samples", "batch_size")
 _REALS = ("noise_std", "weights", "epsilon", "delta", "prior_mu", "cost")
-_SAMPLINGS = ("full", "fixed", "poisson")
+_SAMPLINGS = ("full", "fixed", "poisson", "cyclic")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +36,7 @@ class Plan:
     rounds: int  # uploads per device
     learning_rate: float  # eta
     momentum: float  # of the server's averaged update; 0 is the paper's
-    sampling: str  # full | fixed (without replacement) | poisson
+    sampling: str  # full | fixed (without replacement) | poisson | cyclic
     num_samples: NDArray[np.int64]  # N_m, the training rows that the plan is for
     batch_size: NDArray[np.int64]  # X_m
     noise_std: Array  # sigma_m, per coordinate of a mean gradient
@@ -58,6 +59,10 @@ class Plan:
     cost_price: float
     binding: tuple[str, ...]  # which of "privacy" and "cost" holds the loss up
     reasons: tuple[str, ...]  # why this plan, in words
+    # The last round in which each device takes part; None: none leaves early.
+    last_round: NDArray[np.int64] | None = None
+    advice: str = ""  # says when federating is not predicted to pay
+    drift_control: bool = False  # keeps unlike devices' local steps on a common course
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", whole("tau", self.tau))
@@ -67,6 +72,9 @@ class Plan:
         for name in (*_COUNTS, *_REALS):
             kind = np.int64 if name in _COUNTS else np.float64
             object.__setattr__(self, name, _array(name, getattr(self, name), kind))
+        if self.last_round is not None:
+            last = _array("last_round", self.last_round, np.int64)
+            object.__setattr__(self, "last_round", last)
         self._check()
 
     def _check(self) -> None:
@@ -87,10 +95,12 @@ class Plan:
         if self.accountant != NOT_PRIVATE:
             within("noise_std", self.noise_std, above=0)
             within("epsilon", self.epsilon, least=0)
+            self._check_lipschitz()
         if abs(float(self.weights.sum()) - 1) > 1e-6:
             raise InvalidInputError(
                 f"weights must sum to 1, got {float(self.weights.sum()):g}: divide them"
             )
+        self._check_rounds()
         if (self.batch_size > self.num_samples).any():
             m = int(np.argmax(self.batch_size > self.num_samples))
             raise InvalidInputError(
@@ -98,9 +108,49 @@ class Plan:
                 f"{self.num_samples[m]} samples: lower it"
             )
 
+    def _check_lipschitz(self) -> None:
+        """Refuse a bound that the loss, as devices make it from its name, breaks."""
+        least = self.model.lipschitz
+        if not self.lipschitz >= least:
+            raise InvalidInputError(
+                f"lipschitz {self.lipschitz:g} is below the {least:g} of loss "
+                f"{self.loss!r}, on which all epsilons rest: plan with the loss by name"
+            )
+
+    def _check_rounds(self) -> None:
+        if self.last_round is None:
+            return
+        within("last_round", self.last_round, least=0)
+        if len(self.last_round) != len(self.weights):
+            raise InvalidInputError(
+                f"last_round has {len(self.last_round)} entries, but there are "
+                f"{len(self.weights)} weights: give one entry per device"
+            )
+        if self.device_rounds.max() < self.rounds:
+            raise InvalidInputError(
+                f"rounds is {self.rounds}, but the last device leaves after round "
+                f"{self.device_rounds.max()}: lower rounds to that"
+            )
+
+    @property
+    def device_rounds(self) -> NDArray[np.int64]:
+        """How many rounds each device takes part in: the first ones; shape (M,).
+
+        None for a device whose weight is zero: it is not asked, and spends nothing.
+        """
+        last = self.rounds if self.last_round is None else self.last_round
+        return np.where(self.weights > 0, np.minimum(last, self.rounds), 0)
+
+    def takes_part(self, number: int) -> NDArray[np.bool_]:
+        """Say which devices are asked in a round, counted from 1; shape (M,)."""
+        return np.asarray(self.device_rounds >= number)
+
     @property
     def steps(self) -> int:
-        """K: local steps in all, a multiple of tau by construction."""
+        """K: local steps in all, a multiple of tau by construction.
+
+        A device that leaves early takes `tau * device_rounds` of them.
+        """
         return self.tau * self.rounds
 
     @property
@@ -145,14 +195,25 @@ class Plan:
         return np.asarray(self.batch_size / self.num_samples)
 
     @property
+    def blocks(self) -> NDArray[np.int64]:
+        """B: disjoint batches taken in turn, where sampling is cyclic; shape (M,).
+
+        Else 1: a row may be in the batch of every step.
+        """
+        if self.sampling != "cyclic":
+            return np.ones(self.num_devices, dtype=np.int64)
+        return self.num_samples // self.batch_size
+
+    @property
     def gradients(self) -> NoisyGradients:
         """What every device releases, for an accountant; `prior_mu` comes on top."""
         return NoisyGradients(
             lipschitz=self.lipschitz,
             batch_size=self.batch_size,
             noise_std=self.noise_std,
-            steps=self.steps,
+            steps=self.tau * self.device_rounds,
             sampling_probability=self.sampling_probability,
+            blocks=self.blocks,
         )
 
     def gradients_of(self, device: int) -> NoisyGradients:
@@ -165,8 +226,9 @@ class Plan:
             lipschitz=self.lipschitz,
             batch_size=float(self.batch_size[device]),
             noise_std=float(self.noise_std[device]),
-            steps=self.steps,
+            steps=int(self.tau * self.device_rounds[device]),
             sampling_probability=float(self.sampling_probability[device]),
+            blocks=int(self.blocks[device]),
         )
 
     def check_promise(self) -> None:
@@ -193,13 +255,20 @@ class Plan:
                 # JSON has no infinity: None is an epsilon that nothing bounds.
                 value = [x if np.isfinite(x) else None for x in value.tolist()]
             plain[item.name] = list(value) if isinstance(value, tuple) else value
-        return plain | {"steps": self.steps, "privacy": str(self.privacy)}
+        derived = {"device_rounds": self.device_rounds.tolist()}
+        return plain | derived | {"steps": self.steps, "privacy": str(self.privacy)}
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Plan":
         """Return the plan that `to_dict` described; its promise is checked again."""
+        if not isinstance(plain, Mapping):
+            raise InvalidInputError(
+                f"this is not a plan: a {type(plain).__name__}, not names and values"
+            )
         names = {item.name for item in fields(cls)}
-        derived = {"steps", "privacy"}
+        derived = {"device_rounds", "steps", "privacy"}
+        # Plans of before had none of these.
+        plain = {"last_round": None, "advice": "", "drift_control": False, **plain}
         if set(plain) - derived != names:
             wrong = sorted((set(plain) - derived) ^ names)
             raise InvalidInputError(

@@ -25,7 +25,12 @@ from fedbudget.privacy.conversions import (
     mu_from_epsilon,
     rho_from_epsilon,
 )
-from fedbudget.privacy.runs import NoisyGradients, PrivacyStatement, dp_event
+from fedbudget.privacy.runs import (
+    NoisyGradients,
+    PrivacyStatement,
+    dp_event,
+    rounded_up,
+)
 from fedbudget.privacy.sampled import PldAccountant
 
 __all__ = [
@@ -44,6 +49,7 @@ __all__ = [
     "epsilon_from_rho",
     "mu_from_epsilon",
     "rho_from_epsilon",
+    "rounded_up",
 ]
 
 ACCOUNTANTS: dict[str, Accountant] = {

@@ -121,9 +121,12 @@ class GaussianAccountant(Accountant):
         at_most: ArrayLike | None = None,
     ) -> Array:
         """Return the epsilon that each device spends (paper: eps_k)."""
-        return self.epsilon_from_mu(
-            np.hypot(run.mu, floats(prior_mu)), delta, at_most=at_most
-        )
+        mu = np.hypot(run.mu, floats(prior_mu))
+        if np.all(mu > 0):
+            return self.epsilon_from_mu(mu, delta, at_most=at_most)
+        # A device that takes no step, and took none before, has lost nothing.
+        some = self.epsilon_from_mu(np.where(mu > 0, mu, 1.0), delta)
+        return np.where(mu > 0, some, 0.0)
 
     def _noise_multiplier(
         self, limits: Limits, steps: ArrayLike, sampling_probability: ArrayLike

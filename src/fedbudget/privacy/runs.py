@@ -23,15 +23,37 @@ class NoisyGradients:
     noise_std: ArrayLike  # sigma_m: std of the noise on that average, per coordinate
     steps: ArrayLike  # K: gradients released
     sampling_probability: ArrayLike = 1.0  # q: below 1, Poisson-sampled batches
+    blocks: ArrayLike = 1  # B: disjoint batches taken in turn; 1: a row may be in all
 
     def __post_init__(self) -> None:
-        for name in ("lipschitz", "batch_size", "noise_std", "steps"):
+        for name in ("lipschitz", "batch_size", "noise_std"):
             within(name, getattr(self, name), above=0)
+        within("steps", self.steps, least=0)  # none by a device that is not asked
         within("sampling_probability", self.sampling_probability, above=0, most=1)
-        if np.any(floats(self.steps) != np.floor(floats(self.steps))):
+        within("blocks", self.blocks, least=1)
+        for name in ("steps", "blocks"):
+            value = getattr(self, name)
+            if np.any(floats(value) != np.floor(floats(value))):
+                raise InvalidInputError(
+                    f"{name} must be whole numbers, got {value!r}: round them "
+                    f"{'up' if name == 'steps' else 'down'}"
+                )
+        sampled = floats(self.sampling_probability) < 1
+        if np.any(sampled & (floats(self.blocks) > 1)):
             raise InvalidInputError(
-                f"steps must be whole numbers, got {self.steps!r}: round them up"
+                "batches are Poisson-sampled or taken in turn, not both: leave out "
+                "sampling_probability or blocks"
             )
+
+    @property
+    def laps(self) -> Array:
+        """How many steps use any one sample, at most: ceil(K / B).
+
+        Of B steps in a row a sample is in one, wherever they start: together they cost
+        what one step costs (parallel composition, also where later steps depend on
+        the answers of earlier ones). Without disjoint batches, it is all K.
+        """
+        return -(-floats(self.steps) // floats(self.blocks))
 
     @property
     def noise_multiplier(self) -> Array:
@@ -44,7 +66,7 @@ class NoisyGradients:
 
         Steps add up in mu^2, as they do in rho (paper: composition).
         """
-        return 2 * np.sqrt(floats(self.steps)) / self.noise_multiplier
+        return 2 * np.sqrt(self.laps) / self.noise_multiplier
 
     @property
     def rho(self) -> Array:
@@ -67,15 +89,22 @@ class PrivacyStatement:
         if self.epsilon == np.inf:
             return "NOT PRIVATE: no noise was added, and nothing is promised"
         return (
-            f"({_up(self.epsilon, 6)}, {_up(self.delta, 4)})-differential privacy for "
+            f"({rounded_up(self.epsilon, digits=6)}, "
+            f"{rounded_up(self.delta, digits=4)})-differential privacy for "
             f"{self.unit} ({self.adjacency}) against {self.adversary}; "
             f"accountant {self.accountant}"
         )
 
 
-def _up(value: float, digits: int) -> str:
-    """Show a number with a few digits, rounded up: a promise may not grow by it."""
-    exact = Decimal(repr(value))  # 0.0001, not the 0.000100000000000000005 it is
+def rounded_up(value: float, *, digits: int = 4) -> str:
+    """Show a number with a few digits, rounded up: no epsilon may look smaller.
+
+    >>> rounded_up(1.23401), rounded_up(4.0), rounded_up(3.9999999)
+    ('1.235', '4', '4')
+    """
+    if not np.isfinite(value):
+        return f"{value:g}"
+    exact = Decimal(repr(float(value)))  # 0.0001, not the 0.000100000000000000005 it is
     step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"
 
@@ -96,7 +125,7 @@ def dp_event(run: NoisyGradients) -> Any:
         event = dp_accounting.PoissonSampledDpEvent(
             float(floats(run.sampling_probability)), event
         )
-    return dp_accounting.SelfComposedDpEvent(event, int(floats(run.steps)))
+    return dp_accounting.SelfComposedDpEvent(event, int(run.laps))
 
 
 def dp_accounting_or_raise() -> Any:

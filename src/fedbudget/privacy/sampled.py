@@ -37,7 +37,7 @@ class PldAccountant(Accountant):
     ) -> Array:
         """Return the epsilon that each device spends; exact or too high."""
         del at_most
-        steps = (run.noise_multiplier, run.sampling_probability, run.steps)
+        steps = (run.noise_multiplier, run.sampling_probability, run.laps)
         return self.epsilon_of_steps([steps], delta=delta, prior_mu=prior_mu)
 
     def epsilon_of_steps(

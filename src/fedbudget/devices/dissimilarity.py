@@ -1,0 +1,94 @@
+"""How unlike devices are, measured with noise: one small query, charged to each device.
+
+Every device sends its mean gradient at theta = 0 with Gaussian noise: one noisy step,
+whose sensitivity is 2 G / N as in training. Along every mode of the loss a gradient is
+in proportion to the distance of the optimum, so that the spread of the devices' over
+the length of their mean is the share by which their own optima differ from the common
+one: the `dissimilarity` that planners ask for. What the noise adds to both is known,
+and is taken off.
+"""
+
+import numpy as np
+
+from fedbudget.budget import Budget, Prices
+from fedbudget.checks import Array, within
+from fedbudget.data import Dataset
+from fedbudget.devices.local import data_gradient
+from fedbudget.privacy import GDP
+from fedbudget.problem import Constant, Problem
+
+# What is measured stays inside of what planners know how to use.
+_LEAST, _MOST = 0.02, 1.0
+
+
+def measure_dissimilarity(
+    data: Dataset,
+    problem: Problem,
+    budget: Budget,
+    *,
+    share: float = 0.05,
+    seed: int | None = None,
+) -> Problem:
+    """Return the problem with a dissimilarity measured privately.
+
+    The new problem carries what that cost (`Problem.prior_mu`): a plan for it spends
+    the rest, and the devices' ledgers are told. It takes one step and one upload, which
+    `query_cost` prices. Measure again only what this returned: two results that do not
+    know of each other would each count for all that was spent.
+
+    Args:
+        data: The rows of every device.
+        problem: To be planned for.
+        budget: Of every device.
+        share: Of what each may release (its mu squared) that the query takes.
+        seed: Of the noise; without one, drawn afresh. A simulation's only.
+    """
+    within("share", share, above=0, below=1)
+    num_devices, sizes = data.num_devices, data.num_samples
+    epsilon, delta, _ = budget.per_device(num_devices)
+    left = GDP.mu_from_epsilon(epsilon, delta) ** 2 - problem.prior_mu**2
+    mu = np.sqrt(share * np.maximum(left, 0))
+    within("mu left to measure with", mu, above=0, remedy="raise epsilon")
+    std = 2 * problem["lipschitz"] / (sizes * mu)
+    gradients = np.array([_gradient(data, problem, m) for m in range(num_devices)])
+    noise = np.random.default_rng(seed).standard_normal(gradients.shape)
+    value = estimate(gradients + std[:, None] * noise, std)
+    constant = Constant(
+        value=value,
+        source="measured privately",
+        note=f"one noisy gradient per device, {share:.0%} of its budget",
+        mu=mu,
+    )
+    return problem.with_constants(dissimilarity=constant)
+
+
+def query_cost(problem: Problem, prices: Prices) -> Array:
+    """Return what the query costs each device: one round of one step on all rows."""
+    one = prices.run_cost(rounds=1, tau=1, batch_size=problem.num_samples)
+    return np.broadcast_to(one, (problem.num_devices,))
+
+
+def estimate(gradients: Array, std: Array) -> float:
+    """Return the spread of gradients over the length of their mean, less the noise.
+
+    Devices are weighed by what they tell: by one over the variance of their noise.
+    """
+    w = 1 / std**2
+    w = w / w.sum()
+    mean = w @ gradients
+    dim = gradients.shape[1]
+    # E |mean|^2 has sum w^2 std^2 too much per coordinate, and the spread
+    # sum w (1 - w) std^2: independent noise.
+    length = float(mean @ mean) - dim * float(np.sum(w**2 * std**2))
+    spread = float(w @ np.sum((gradients - mean) ** 2, axis=1))
+    spread -= dim * float(np.sum(w * (1 - w) * std**2))
+    if length <= 0:  # nothing but noise: as unlike as can be told
+        return _MOST
+    return float(np.clip(np.sqrt(max(spread, 0.0) / length), _LEAST, _MOST))
+
+
+def _gradient(data: Dataset, problem: Problem, m: int) -> Array:
+    x, y = data.train.device(m)
+    theta = np.zeros(problem.num_params)
+    found = data_gradient(problem.model, theta, x, y, divisor=len(y))
+    return np.asarray(found, dtype=np.float64)
