@@ -2,11 +2,14 @@
 
 import importlib
 import inspect
+import json
 import re
 import runpy
 from pathlib import Path
 
 import pytest
+
+from fedbudget import plan_schema
 
 ROOT = Path(__file__).parent.parent
 PAPER = (ROOT / "docs" / "paper.md").read_text()
@@ -65,6 +68,15 @@ def test_an_erratum_shows_the_numbers_that_the_page_states(
     # Numbers that the demonstration measures have three digits or more.
     stated = {n for n in re.findall(r"\d+(?:\.\d+)?", text) if len(n) > 3}
     assert stated <= shown | {"2003.12705"}, stated - shown
+
+
+def test_the_schema_of_a_plan_is_the_published_one() -> None:
+    made = plan_schema()
+    published = json.loads((ROOT / "docs" / "plan.schema.json").read_text())
+    assert made == published, "publish it anew: python docs/plan_schema.py"
+    for name, said in made["properties"].items():
+        described = said["description"] != "not described yet"
+        assert described, f"{name}: describe it in interop/schemas.py"
 
 
 def test_links_lead_somewhere() -> None:

@@ -10,11 +10,11 @@ import fedbudget
 LAYERS = (
     {"errors", "checks"},
     {"privacy", "budget", "models"},
-    {"data", "problem", "ledger", "record"},
+    {"data", "fitting", "problem", "ledger", "record"},
     {"planning"},
     {"training"},
-    {"devices", "fleet", "reporting"},
-    {"paper"},
+    {"baselines", "devices", "fleet", "replanning", "reporting"},
+    {"estimators", "interop", "metering", "paper", "trackers"},
     {"__main__", "cli", "ui"},
 )
 LEVEL = {unit: level for level, layer in enumerate(LAYERS) for unit in layer}

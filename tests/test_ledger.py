@@ -4,10 +4,17 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import fedbudget as fb
-from fedbudget.privacy import GDP, NoisyGradients, dp_event, mu_from_epsilon
+from fedbudget.ledger import Turns
+from fedbudget.privacy import (
+    GDP,
+    NoisyGradients,
+    dp_event,
+    epsilon_from_mu,
+    mu_from_epsilon,
+)
 
 
 def test_a_plan_fits_the_budget_it_was_made_for_and_not_a_round_more() -> None:
@@ -113,3 +120,82 @@ def test_costs_may_add_up_to_exactly_the_budget() -> None:
     ledger = fb.Ledger(fb.Budget(epsilon=1e6, cost=1.0), num_devices=1)
     charge = fb.Charge(steps=1, noise_multiplier=1e6, cost=0.1)
     assert [bool(ledger.charge(charge)[0]) for _ in range(11)] == [True] * 10 + [False]
+
+
+class TestTurns:
+    """Disjoint batches in turn: never less than the most any row was used."""
+
+    @settings(max_examples=300)
+    @given(
+        st.lists(
+            st.tuples(
+                st.integers(1, 5),  # steps of the round
+                st.sampled_from([0, 0, 0, 1, 7, -1, -4]),  # skipped, or taken again
+                st.sampled_from([(0, 4), (0, 4), (1, 4), (0, 3)]),  # deal, blocks
+                st.sampled_from([5, 5, 6]),  # rows of a batch
+                st.sampled_from([20.0, 20.0, 10.0]),  # noise
+            ),
+            min_size=1,
+            max_size=8,
+        )
+    )
+    def test_no_row_is_used_more_than_is_charged(
+        self, rounds: list[tuple[int, int, tuple[int, int], int, float]]
+    ) -> None:
+        ledger = fb.Ledger(None, num_devices=1)
+        used: dict[tuple[int, int, int], np.ndarray] = {}
+        now = 0
+        for steps, skipped, (deal, blocks), size, noise in rounds:
+            now = max(0, now + skipped)
+            turns = Turns(deal=deal, blocks=blocks, batch_size=size, first_step=now)
+            ledger.charge(
+                fb.Charge(steps=steps, noise_multiplier=noise, turns=turns, cost=0)
+            )
+            of_blocks = used.setdefault((deal, blocks, size), np.zeros(blocks))
+            for step in range(now, now + steps):
+                of_blocks[step % blocks] += 4 / noise**2
+            now += steps
+            # Deals are blind to each other: a row may be in the most used block of all.
+            most = np.sqrt(sum(float(each.max()) for each in used.values()))
+            exact = float(epsilon_from_mu(most, 1e-4))
+            assert float(ledger.epsilon[0]) >= exact * (1 - 1e-9)
+
+    @given(
+        rounds=st.integers(1, 30),
+        tau=st.integers(1, 9),
+        blocks=st.integers(1, 12),
+        start=st.integers(0, 20),
+    )
+    def test_rounds_without_a_gap_cost_their_laps(
+        self, rounds: int, tau: int, blocks: int, start: int
+    ) -> None:
+        ledger = fb.Ledger(None, num_devices=1)
+        for number in range(rounds):
+            first = start + number * tau
+            turns = Turns(deal=7, blocks=blocks, batch_size=10, first_step=first)
+            ledger.charge(
+                fb.Charge(steps=tau, noise_multiplier=30.0, turns=turns, cost=0)
+            )
+        laps = -(-rounds * tau // blocks)
+        run = NoisyGradients(lipschitz=1, batch_size=1, noise_std=30.0, steps=laps)
+        assert ledger.epsilon[0] == pytest.approx(float(GDP.epsilon(run, delta=1e-4)))
+
+    def test_a_refused_round_begins_no_lap(self) -> None:
+        budget = fb.Budget(epsilon=1.0, cost=[10, 100])
+        ledger = fb.Ledger(budget, num_devices=2)
+        epsilons = []
+        for first in range(0, 15, 5):
+            turns = Turns(deal=0, blocks=10, batch_size=3, first_step=first)
+            charge = fb.Charge(steps=5, noise_multiplier=15.0, turns=turns, cost=8)
+            ledger.charge(charge)
+            epsilons.append(ledger.epsilon)
+        assert epsilons[0] == pytest.approx(epsilons[1])  # within the lap
+        assert epsilons[2][1] > epsilons[1][1] and epsilons[2][0] == epsilons[1][0]
+
+    def test_batches_are_not_drawn_and_in_turn(self) -> None:
+        turns = Turns(deal=0, blocks=4, batch_size=3, first_step=0)
+        charge = fb.Charge(
+            steps=1, noise_multiplier=5.0, sampling_probability=0.2, turns=turns, cost=0
+        )
+        with pytest.raises(fb.InvalidInputError, match="in turn or drawn, not both"):
+            fb.Ledger(None, num_devices=1).charge(charge)

@@ -1,5 +1,7 @@
 """Accounting: by hand, by its inverse, and by libraries we did not write."""
 
+from dataclasses import replace
+
 import dp_accounting
 import mpmath
 import numpy as np
@@ -13,6 +15,7 @@ from fedbudget.privacy import (
     GDP,
     ZCDP,
     NoisyGradients,
+    PldAccountant,
     PrivacyStatement,
     accountant_named,
     delta_from_mu,
@@ -21,6 +24,7 @@ from fedbudget.privacy import (
     epsilon_from_rho,
     mu_from_epsilon,
     rho_from_epsilon,
+    rounded_up,
 )
 
 RUN = NoisyGradients(lipschitz=1.0, batch_size=100, noise_std=0.5, steps=200)
@@ -186,6 +190,50 @@ def test_devices_that_share_a_budget_share_its_noise() -> None:
     assert len(np.unique(many)) == 2000
 
 
+class TestInTurn:
+    """Disjoint batches in turn: a lap of B steps costs what one step costs."""
+
+    RUN = NoisyGradients(
+        lipschitz=1.0, batch_size=100, noise_std=0.5, steps=200, blocks=16
+    )
+
+    def test_mu_by_hand(self) -> None:
+        # 200 steps of 16 are 12.5 laps, charged as 13; 2/(100*0.5) * sqrt(13).
+        assert float(self.RUN.laps) == 13
+        assert float(self.RUN.mu) == pytest.approx(0.04 * 13**0.5)
+        assert float(self.RUN.rho) == pytest.approx(0.0104)
+
+    @given(epsilon=st.floats(0.1, 20), laps=st.integers(1, 50))
+    def test_noise_for_the_laps_spends_exactly_epsilon(
+        self, epsilon: float, laps: int
+    ) -> None:
+        for accountant in (GDP, ZCDP):
+            noise = accountant.noise_multiplier(epsilon=epsilon, delta=1e-5, steps=laps)
+            for steps in (16 * (laps - 1) + 1, 16 * laps):
+                run = NoisyGradients(
+                    lipschitz=1, batch_size=1, noise_std=noise, steps=steps, blocks=16
+                )
+                spent = float(accountant.epsilon(run, delta=1e-5))
+                assert spent == pytest.approx(epsilon, rel=1e-6)
+
+    def test_google_counts_the_same(self) -> None:
+        google = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+        noise = float(self.RUN.noise_multiplier)
+        google.compose(dp_accounting.GaussianDpEvent(noise), 13)
+        exact = float(GDP.epsilon(self.RUN, delta=1e-5))
+        assert google.get_epsilon(1e-5) == pytest.approx(exact, abs=2e-4)
+        again = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+        again.compose(dp_event(self.RUN))
+        assert again.get_epsilon(1e-5) == google.get_epsilon(1e-5)
+        assert float(PldAccountant().epsilon(self.RUN, delta=1e-5)) >= exact - 1e-9
+
+    def test_batches_are_not_sampled_and_in_turn(self) -> None:
+        with pytest.raises(InvalidInputError, match="or taken in turn, not both"):
+            replace(self.RUN, sampling_probability=0.1)
+        with pytest.raises(InvalidInputError, match="blocks must be whole numbers"):
+            replace(self.RUN, blocks=2.5)
+
+
 class TestSampled:
     """Poisson-sampled batches: dp-accounting does the work, we round it to privacy."""
 
@@ -263,6 +311,9 @@ def test_a_run_refuses_what_has_no_meaning(field: str, value: object) -> None:
         "noise_std": 1,
         "steps": 1,
     }
+    if field == "steps" and value == 0:  # a device that is not asked takes none
+        assert float(NoisyGradients(**good | {"steps": 0}).mu) == 0  # type: ignore[arg-type]
+        return
     with pytest.raises(InvalidInputError, match=field):
         NoisyGradients(**{**good, field: value})  # type: ignore[arg-type]
 
@@ -277,6 +328,14 @@ def test_a_statement_rounds_up() -> None:
     assert "(1.23457, 1.235e-05)" in str(statement)
     exact = PrivacyStatement(epsilon=4.0, delta=1e-4, accountant="gdp")
     assert "(4, 0.0001)" in str(exact)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0"), (1.23401, "1.235"), (0.64215, "0.6422"), (4.0, "4"), (np.inf, "inf")],
+)
+def test_no_epsilon_is_shown_smaller_than_it_is(value: float, shown: str) -> None:
+    assert rounded_up(value) == shown and float(shown) >= value
 
 
 def test_an_unknown_accountant_is_refused() -> None:

@@ -41,6 +41,15 @@ def test_a_folder_killed_before_its_first_round_starts_again(tmp_path: Path) -> 
     assert fb.Record(tmp_path / "run").open(PLAN) == (None, [])
 
 
+def test_a_first_row_without_its_state_is_not_there_twice(tmp_path: Path) -> None:
+    fb.Record(tmp_path / "run").open(PLAN)
+    (tmp_path / "run" / "rounds.jsonl").write_text('{"round": 1}\n')
+    again = fb.Record(tmp_path / "run")
+    assert again.open(PLAN) == (None, [])
+    again.add_round({"round": 1}, STATE)
+    assert read_rounds(tmp_path / "run") == [{"round": 1}]
+
+
 @pytest.mark.parametrize("step", ["about.json", "plan.json", "state.npz", "model.npz"])
 def test_a_half_written_file_is_never_taken_for_a_whole_one(
     tmp_path: Path, step: str

@@ -229,11 +229,27 @@ class TestTheDeviceDecides:
         fb.train(replace(plan, prior_mu=np.zeros(4)), without)
         assert (without.ledger.epsilon < 0.99 * devices.ledger.epsilon).all()
 
+    @pytest.mark.parametrize("own", [None, fb.Budget(epsilon=9, delta=1e-3, cost=1e4)])
+    def test_epsilons_of_a_run_are_at_the_plans_delta(
+        self, own: fb.Budget | None
+    ) -> None:
+        plan = fb.plan(DATA.problem(), replace(BUDGET, delta=1e-7), PRICES)
+        run = fb.train(plan, fb.SimulatedDevices(DATA, budget=own, prices=PRICES))
+        assert run.rounds[-1]["epsilon"] == pytest.approx(plan.epsilon, rel=1e-6)
+
     def test_a_second_run_finds_the_budget_spent(self) -> None:
         devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES)
         fb.train(PLAN, devices)
         with pytest.raises(fb.TrainingError, match="overdraw"):
             fb.train(PLAN, devices)
+
+    def test_a_second_run_draws_noise_of_its_own(self) -> None:
+        devices = fb.SimulatedDevices(DATA)
+        first, second = fb.train(PLAN, devices), fb.train(PLAN, devices)
+        assert not np.array_equal(first.theta, second.theta)
+        again = fb.SimulatedDevices(DATA)
+        assert np.array_equal(fb.train(PLAN, again).theta, first.theta)
+        assert np.array_equal(fb.train(PLAN, again).theta, second.theta)
 
     def test_who_does_not_answer_is_charged_but_not_averaged(self) -> None:
         plan = changed(rounds=9)
@@ -257,7 +273,10 @@ class TestTheDeviceDecides:
         (lambda: fb.plan(fb.Problem(num_samples=[9], dim=4), BUDGET, PRICES), "1 dev"),
         (lambda: changed(dim=9), "rows of 9 columns, the data have 4"),
         (lambda: changed(loss="huber"), "huber"),
-        (lambda: changed(loss="softmax", num_classes=3), "3 classes, the data have 2"),
+        (
+            lambda: changed(loss="softmax", num_classes=3, lipschitz=2.0),
+            "3 classes, the data have 2",
+        ),
         (lambda: changed(num_samples=[9999] * 4), "9999 training rows on device 0"),
     ],
 )
@@ -285,7 +304,7 @@ sys.path.insert(0, {tests!r})
 from test_training import DATA, changed
 import fedbudget as fb
 
-plan = changed(rounds=2000, tau=2)
+plan = changed(rounds=2000, tau=2, drift_control=True)
 fb.train(plan, fb.SimulatedDevices(DATA, seed=1), record=sys.argv[1], tail_average=0.1)
 """
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedbudget.fleet.certificates import make_certificates
 from tests.cli.running import assert_one_line, run
 
 FLEET = "plan --samples 1628x16 --dim 102"
@@ -157,3 +158,38 @@ def test_empty_cells_can_be_dropped(
     result = run(capsys, "plan", str(path), *arguments.split(), *BUDGET.split())
     assert result.code == 0
     assert "30 rows" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ("certs keys --days 999999999999", 2, ("days", "36500")),
+        ("certs keys --devices 999999999", 2, ("--devices", "100000")),
+        ("certs keys --devices ²", 2, ("device name", "²")),
+        ("certs keys --hosts ,", 2, ("hosts is empty",)),
+        ("fleet broker --certs made --port 99999", 2, ("port", "65535")),
+        ("server out --certs made --host ,", 2, ("host", "empty")),
+        ("server out --certs made --wait nan", 2, ("wait", "nan")),
+        ("server out --certs made --deadline 0", 2, ("deadline", "above 0")),
+        ("server out --certs made --planner magic", 2, ("planner 'magic'",)),
+        ("server out --certs made --dissimilarity odd", 2, ("'odd'", "mild")),
+        ("server out --certs made --minimum 3 --devices 2", 2, ("devices", "3")),
+        ("init rows.csv --label y --partition iid:0", 2, ("partition 'iid:0'",)),
+        ("report listed", 1, ("this is not a plan: a list",)),
+    ],
+)
+def test_a_fleets_commands_refuse_at_once(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    code: int,
+    says: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("x,y\n1,0\n2,1\n")
+    (tmp_path / "listed").mkdir()
+    (tmp_path / "listed" / "plan.json").write_text("[]")
+    make_certificates("made", [])
+    assert_one_line(run(capsys, *arguments.split()), code=code, says=says)
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "listed", "made"}

@@ -46,7 +46,7 @@ def test_every_option_reaches_the_planner(capsys: pytest.CaptureFixture[str]) ->
     arguments += " --epsilon 2 --delta 1e-5 --cost 500 --communication-price 50"
     arguments += " --computation-price 2 --computation-price-per-sample 0.01"
     arguments += " --planner bound --accountant zcdp --weights size --batch-size 100"
-    arguments += " --learning-rate 0.1 --l2 0.01 --dissimilarity 0.3"
+    arguments += " --learning-rate 0.1 --l2 0.01 --dissimilarity 0.3 --sampling fixed"
     found = plan_json(capsys, *arguments.split())
     chosen = fb.plan(
         fb.Problem(
@@ -66,6 +66,16 @@ def test_every_option_reaches_the_planner(capsys: pytest.CaptureFixture[str]) ->
         learning_rate=0.1,
     )
     assert chosen.to_dict().items() <= found.items()
+
+
+def test_sampling_reaches_the_planner_and_the_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = "plan --samples 300x4 --dim 5 --batch-size 64 --sampling cyclic"
+    found = plan_json(capsys, *arguments.split(), *BUDGET)
+    assert found["sampling"] == "cyclic"
+    result = run(capsys, *arguments.split(), *BUDGET)
+    assert "64: 4 disjoint ones, taken in turn" in result.out
 
 
 def test_the_table_says_all_that_matters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """A run that is stopped, killed or out of room goes on to the same numbers."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedbudget.cli.app import ctrl_c_outside_llvm
 from tests.cli.examples import sensors
 from tests.cli.running import Result, assert_one_line, run_python
 
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals differ"
 COMMAND = "from fedbudget.cli import main; main()"
 # Small steps on unlike devices that talk for free: a round for each step they can pay.
 MANY_ROUNDS = (
-    *("--epsilon", "50", "--cost", "400", "--learning-rate", "0.05"),
+    *("--epsilon", "50", "--cost", "400", "--learning-rate", "0.01"),
     *("--communication-price", "0", "--dissimilarity", "10"),
 )
 
@@ -113,22 +115,38 @@ def test_kill_9_leaves_a_folder_that_goes_on(
     assert_same(out, whole)
 
 
-def test_ctrl_c_without_a_folder() -> None:
+@pytest.mark.parametrize("seconds", [0.5, 2.5, 4.5])  # it loads, plans, compiles
+def test_ctrl_c_without_a_folder(seconds: float, tmp_path: Path) -> None:
     code = f"import fedbudget.devices.kernels; print('ready', flush=True); {COMMAND}"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "train", "adult", *MANY_ROUNDS, "--cost", "6000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
     )
     assert process.stdout is not None
     process.stdout.readline()
-    time.sleep(2.5)  # while it plans, or while it trains: both are one line
+    time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.lstrip().startswith("stopped")
     assert err.strip().count("\n") == 0
+
+
+def test_ctrl_c_inside_llvm_is_held_back() -> None:
+    inside: dict[str, Any] = {"__name__": "llvmlite.made_up", "signal": signal}
+    exec(
+        "def callback():\n    signal.raise_signal(signal.SIGINT)\n    return 'whole'",
+        inside,
+    )
+    found = []
+    with pytest.raises(KeyboardInterrupt), ctrl_c_outside_llvm():
+        found.append(inside["callback"]())
+        time.sleep(30)
+    assert found == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -247,3 +247,29 @@ def test_a_step_that_is_far_too_long(
         assert all(len(line) <= 80 for line in result.out.splitlines())
     else:
         assert_one_line(result, code=result.code, says=("learning_rate",))
+
+
+def test_personal_models_stand_beside_the_global_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = (*sensors(tmp_path), *BUDGET, "--personal")
+    shown = run(capsys, "train", *arguments).out
+    for words in ("global", "personal", "alone", "constant", "nothing sent"):
+        assert words in shown
+    measured = train_json(capsys, *arguments)["measured"]
+    assert 0 <= measured["personal_test_accuracy"] <= 1
+    assert measured["constant_test_accuracy"] < measured["alone_test_accuracy"]
+
+
+def test_dissimilarity_is_measured_and_paid_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = (*sensors(tmp_path), *BUDGET, "--dissimilarity", "measure")
+    found = train_json(capsys, *arguments)
+    stated = found["constants"]["dissimilarity"]
+    assert stated["source"] == "measured privately"
+    assert max(found["epsilon"]) <= 4 and min(found["prior_mu"]) > 0
+    # The query took one round of one step: of the rest, whole rounds are left.
+    assert max(found["cost"]) == 101 + found["rounds"] * (100 + found["tau"]) <= 1000
+    shown = run(capsys, "train", *arguments).out
+    assert f"cost     {max(found['cost']):.0f} of 1000" in shown

@@ -1,0 +1,44 @@
+"""Small data sets that tests of several modules share."""
+
+import numpy as np
+
+from fedbudget.data import Dataset
+from fedbudget.data.dataset import split_rows
+
+
+def small_data(
+    *,
+    devices: int = 4,
+    rows: int = 60,
+    dim: int = 5,
+    classes: int | None = 2,
+    unlike: float = 0.0,
+    seed: int = 0,
+) -> Dataset:
+    """Draw rows whose labels follow a linear rule; `unlike` turns it by device."""
+    rng = np.random.default_rng(seed)
+    ids = np.repeat(np.arange(devices), rows)
+    x = rng.standard_normal((len(ids), dim))
+    x[:, 0] = 1.0  # the constant
+    x /= 1.001 * np.linalg.norm(x, axis=1, keepdims=True)
+    outputs = 1 if classes in (None, 2) else classes
+    rules = rng.standard_normal((devices, outputs, dim)) * unlike
+    rules += rng.standard_normal((outputs, dim))
+    scores = np.einsum("nd,ncd->nc", x, rules[ids])
+    scores += 0.1 * rng.standard_normal(scores.shape)
+    if classes is None:
+        y = np.clip(scores[:, 0], -1, 1)
+    else:
+        y = (scores[:, 0] > 0) * 1 if outputs == 1 else scores.argmax(axis=1)
+    train, validation, test = split_rows(x.astype(np.float32), y, ids, seed=seed)
+    return Dataset(
+        name="small",
+        train=train,
+        validation=validation,
+        test=test,
+        device_names=tuple(map(str, range(devices))),
+        feature_names=tuple(f"x{i}" for i in range(dim)),
+        classes=None if classes is None else tuple(map(str, range(classes))),
+        dissimilarity="mild",
+        synthetic=True,
+    )

@@ -1,0 +1,176 @@
+"""Planned again, a run goes on within the budgets it started with."""
+
+from dataclasses import replace
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import fedbudget as fb
+from fedbudget.checks import Array
+from fedbudget.ledger import Charge, Ledger
+from fedbudget.training import Order, Replies, Run, _per_device
+from tests.examples import small_data
+
+PRICES = fb.Prices(communication=100, computation=1)
+DATA = small_data(devices=4, rows=200)
+PROBLEM = DATA.problem(dissimilarity="iid")
+BUDGET = fb.Budget(epsilon=[4.0, 2.0, 4.0, 4.0], cost=1000)
+
+
+def charged(plan: fb.Plan, ledger: Ledger, rounds: int, prices: fb.Prices) -> Run:
+    """Return a run of some rounds that only charges; nothing may be refused."""
+    ledger.count_prior(plan.prior_mu)
+    for number in range(1, rounds + 1):
+        asked = plan.takes_part(number)
+        charge = Charge(
+            steps=plan.tau,
+            noise_multiplier=plan.noise_multiplier,
+            cost=prices.run_cost(rounds=1, tau=plan.tau, batch_size=plan.batch_size),
+        )
+        assert (ledger.charge(charge, who=asked) == asked).all()
+    row: dict[str, Any] = {
+        "epsilon": _per_device(ledger.epsilon),
+        "cost": _per_device(ledger.cost),
+    }
+    return Run(theta=np.zeros(5), rounds=[row] * rounds, plan=plan)
+
+
+@settings(max_examples=25)
+@given(
+    stages=st.lists(
+        st.tuples(st.integers(1, 4), st.floats(0.3, 2), st.integers(0, 3)),
+        min_size=1,
+        max_size=3,
+    ),
+    epsilon=st.floats(0.5, 8),
+    measured=st.sampled_from([0.0, 0.05]),
+)
+def test_arbitrary_replanning_never_exceeds_a_budget(
+    stages: list[tuple[int, float, int]], epsilon: float, measured: float
+) -> None:
+    problem, prices, gone = PROBLEM, PRICES, set[int]()
+    if measured:
+        constant = fb.Constant(value=0.3, source="measured privately", mu=measured)
+        problem = problem.with_constants(dissimilarity=constant)
+    budget = fb.Budget(epsilon=[epsilon, 0.7 * epsilon, epsilon, epsilon], cost=1000)
+    ledger = Ledger(budget, num_devices=4)
+    plan = fb.plan(problem, budget, prices, learning_rate=2.0)
+    mu_sq: Array = np.full(4, measured**2)
+    for rounds, dearer, lost in stages:
+        rounds = min(rounds, plan.rounds)
+        run = charged(plan, ledger, rounds, prices)
+        took = np.minimum(plan.device_rounds, rounds)
+        mu_sq += 4 * plan.tau * took / plan.noise_multiplier**2  # by hand
+        assert (plan.epsilon <= budget.epsilon).all()
+        plan.check_promise()
+        prices = fb.Prices(communication=100 * dearer, computation=dearer)
+        gone.add(lost)
+        try:
+            plan = fb.replan(
+                run, problem, budget, prices, gone=sorted(gone), learning_rate=2.0
+            )
+        except fb.InfeasibleBudgetError:
+            break
+        assert (plan.weights[sorted(gone)] == 0).all()
+        assert (ledger.cost + plan.cost <= 1000 * (1 + 1e-12)).all()
+    else:
+        charged(plan, ledger, plan.rounds, prices)
+        mu_sq += 4 * plan.tau * plan.device_rounds / plan.noise_multiplier**2
+    limit = np.asarray(budget.epsilon)
+    assert (ledger.epsilon <= limit).all() and (ledger.cost <= 1000 * (1 + 1e-12)).all()
+    for m in np.flatnonzero(mu_sq):  # Google's count of all that was released
+        spent = dp_accounting.get_epsilon_gaussian(1 / mu_sq[m] ** 0.5, 1e-4)
+        assert spent <= limit[m] * (1 + 1e-9)
+
+
+class Leaving(fb.SimulatedDevices):
+    """Devices of which one stops answering after some rounds."""
+
+    def run_round(self, order: Order) -> Replies:
+        replies = super().run_round(order)
+        if order.first_step < self.stays_for * order.plan.tau:
+            return replies
+        answered = replies.answered & (np.arange(4) != 2)
+        return replace(replies, answered=answered)
+
+    stays_for = 1
+
+
+def test_training_goes_on_without_a_device_that_fell_silent() -> None:
+    devices = Leaving(DATA, seed=1, budget=BUDGET, prices=PRICES)
+    plan = fb.plan(PROBLEM, BUDGET, PRICES)
+    assert plan.rounds > 4
+    runs = fb.train_replanning(plan, devices, PROBLEM, BUDGET, PRICES)
+    assert len(runs) == 2 and len(runs[0].rounds) == 3
+    assert runs[0].rounds[-1]["silent"] == [2]
+    assert runs[1].plan.weights[2] == 0 and runs[1].plan.rounds >= 1
+    assert runs[1].steps == runs[0].steps + runs[1].plan.steps
+    assert not any(row["refused"] for run in runs for row in run.rounds)
+    assert (devices.ledger.epsilon <= np.asarray(BUDGET.epsilon)).all()
+    assert (devices.ledger.cost <= 1000).all()
+    # Devices that stayed have used up what privacy they had.
+    stayed = np.array([0, 1, 3])
+    asked = runs[1].plan.weights[stayed] > 0
+    left = np.asarray(BUDGET.epsilon)[stayed] - devices.ledger.epsilon[stayed]
+    assert (left[asked] < 0.01).all()
+    assert runs[1].measured["train_loss"] < np.log(2)
+
+
+def test_a_run_that_goes_on_starts_from_the_model_and_draws_new_noise() -> None:
+    # With drift control a run that goes on begins without the shifts of the one before.
+    plan = fb.plan(PROBLEM, BUDGET, PRICES, drift_control=False)
+    whole = fb.SimulatedDevices(DATA, seed=3)
+    straight = fb.train(replace(plan, momentum=0.0), whole)
+    parts = fb.SimulatedDevices(DATA, seed=3)
+    first = fb.train(
+        replace(plan, momentum=0.0), parts, stop=lambda row: row["round"] == 2
+    )
+    assert len(first.rounds) == 2 and first.steps == 2 * plan.tau
+    rest = replace(plan, momentum=0.0, rounds=plan.rounds - 2)
+    second = fb.train(rest, parts, after=first)
+    # The same plan, in two parts: the same models, for noise goes with the step.
+    assert second.theta == pytest.approx(straight.theta, abs=1e-9)
+
+
+def test_what_cannot_be_planned_again_is_refused() -> None:
+    plan = fb.plan(PROBLEM, BUDGET, PRICES)
+    ledger = Ledger(BUDGET, num_devices=4)
+    run = charged(plan, ledger, plan.rounds, PRICES)
+    with pytest.raises(fb.InfeasibleBudgetError, match="no device is left"):
+        fb.replan(run, PROBLEM, BUDGET, PRICES)
+    with pytest.raises(fb.InvalidInputError, match="takes no accountant"):
+        fb.replan(run, PROBLEM, BUDGET, PRICES, accountant="zcdp")
+    free = Run(
+        theta=run.theta, rounds=[{"epsilon": [None] * 4, "cost": [0] * 4}], plan=plan
+    )
+    with pytest.raises(fb.InvalidInputError, match="without privacy"):
+        fb.replan(free, PROBLEM, BUDGET, PRICES)
+
+
+def test_of_many_devices_the_most_that_one_spent_counts_for_all() -> None:
+    row = {
+        "epsilon": {"min": 0.1, "median": 0.5, "max": 1.0},
+        "cost": {"min": 100, "median": 100, "max": 300},
+    }
+    plan = fb.plan(PROBLEM, BUDGET, PRICES)
+    rest = fb.replan(
+        Run(theta=np.zeros(5), rounds=[row], plan=plan), PROBLEM, BUDGET, PRICES
+    )
+    assert rest.cost.max() <= 700 and rest.epsilon.max() <= 4
+
+
+def test_what_was_spent_is_read_at_the_delta_it_was_counted_at() -> None:
+    # Devices without a budget of their own, and two deltas: the plan's and the rest's.
+    for first, then in ((1e-7, 1e-7), (1e-4, 1e-7), (1e-7, 1e-4)):
+        budget = fb.Budget(epsilon=2.0, delta=first, cost=1000)
+        plan = fb.plan(PROBLEM, budget, PRICES, learning_rate=2.0)
+        devices = fb.SimulatedDevices(DATA)
+        run = fb.train(plan, devices, stop=lambda row: row["round"] == 2)
+        budget = fb.Budget(epsilon=3.0, delta=then, cost=1000)
+        rest = fb.replan(run, PROBLEM, budget, PRICES, learning_rate=2.0)
+        fb.train(rest, devices, after=run)
+        assert (devices.ledger.epsilon_at(then) <= 3.0).all()
+        assert (rest.delta == then).all()
