@@ -199,3 +199,25 @@ class TestTurns:
         )
         with pytest.raises(fb.InvalidInputError, match="in turn or drawn, not both"):
             fb.Ledger(None, num_devices=1).charge(charge)
+
+
+@pytest.mark.parametrize(
+    ("told", "mu_squared"),
+    [
+        ([("a", 1.0), ("a", 1.0)], 1.0),  # told again
+        ([("a", 1.0), ("ab", 4.0)], 4.0),  # the second was measured after the first
+        ([("ab", 4.0), ("a", 1.0)], 4.0),
+        ([("a", 1.0), ("b", 1.0)], 2.0),  # they do not know of each other
+        ([("ab", 4.0), ("bc", 3.0)], 7.0),  # b twice: too much, never too little
+        ([("", 1.0), ("a", 1.0)], 2.0),  # without a name it may be anything
+        ([("", 1.0), ("", 2.0)], 2.0),
+    ],
+)
+def test_what_was_measured_before_is_counted_by_its_names(
+    told: list[tuple[str, float]], mu_squared: float
+) -> None:
+    ledger = fb.Ledger(None, num_devices=2)
+    for names, spent in told:
+        ledger.count_prior(spent**0.5, names)
+    exact = GDP.epsilon_from_mu(mu_squared**0.5, 1e-4)
+    assert ledger.epsilon == pytest.approx([float(exact)] * 2)

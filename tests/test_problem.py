@@ -78,10 +78,14 @@ def test_nothing_is_measured_on_private_rows_for_free() -> None:
         fb.Constant(value=0.1, source="public sample", mu=0.1)
     with pytest.raises(fb.InvalidInputError, match="'felt' is not known"):
         fb.Constant(value=0.1, source="felt")
+    for source, release in (("measured privately", ""), ("assumed", "first query")):
+        with pytest.raises(fb.InvalidInputError, match=f"release='{release}'"):
+            mu = 0.1 if release == "" else 0.0
+            fb.Constant(value=0.1, source=source, release=release, mu=mu)
 
 
 def test_a_private_measurement_is_charged_before_the_run() -> None:
-    measured = fb.Constant(value=0.1, source="measured privately", mu=0.2)
+    measured = fb.Constant(value=0.1, source="measured privately", release="q", mu=0.2)
     budget = fb.Budget(epsilon=1.0, delta=1e-4, cost=1000)
     free = fb.plan(small(), budget, PRICES)
     charged = fb.plan(small().with_constants(smoothness=measured), budget, PRICES)
@@ -96,7 +100,7 @@ def test_a_private_measurement_is_charged_before_the_run() -> None:
 
 def test_a_measurement_that_spent_everything_leaves_no_plan() -> None:
     mu = float(GDP.mu_from_epsilon(1.0, 1e-4)) * 1.01
-    measured = fb.Constant(value=0.1, source="measured privately", mu=mu)
+    measured = fb.Constant(value=0.1, source="measured privately", release="q", mu=mu)
     with pytest.raises(fb.InfeasibleBudgetError, match="device 0 has no privacy left"):
         fb.plan(
             small().with_constants(smoothness=measured),
@@ -152,13 +156,16 @@ def test_a_public_sample_may_be_sparse() -> None:
 
 
 def test_replacing_a_private_measurement_does_not_refund_it() -> None:
-    measured = fb.Constant(value=0.2, source="measured privately", mu=[0.5, 0.1])
+    measured = fb.Constant(
+        value=0.2, source="measured privately", release="q", mu=[0.5, 0.1]
+    )
     assumed = fb.Constant(value=0.25, source="assumed")
     problem = small().with_constants(smoothness=measured)
     again = problem.with_constants(smoothness=assumed)
     assert again.prior_mu.tolist() == problem.prior_mu.tolist() == [0.5, 0.1]
     twice = again.with_constants(hessian_trace=measured)
     assert twice.prior_mu[0] == pytest.approx(0.5 * 2**0.5)
+    assert again.prior_releases == {"q"}  # nor is it forgotten
 
 
 @pytest.mark.parametrize(

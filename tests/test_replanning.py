@@ -22,7 +22,7 @@ BUDGET = fb.Budget(epsilon=[4.0, 2.0, 4.0, 4.0], cost=1000)
 
 def charged(plan: fb.Plan, ledger: Ledger, rounds: int, prices: fb.Prices) -> Run:
     """Return a run of some rounds that only charges; nothing may be refused."""
-    ledger.count_prior(plan.prior_mu)
+    ledger.count_prior(plan.prior_mu, plan.prior_releases)
     for number in range(1, rounds + 1):
         asked = plan.takes_part(number)
         charge = Charge(
@@ -53,7 +53,9 @@ def test_arbitrary_replanning_never_exceeds_a_budget(
 ) -> None:
     problem, prices, gone = PROBLEM, PRICES, set[int]()
     if measured:
-        constant = fb.Constant(value=0.3, source="measured privately", mu=measured)
+        constant = fb.Constant(
+            value=0.3, source="measured privately", release="q", mu=measured
+        )
         problem = problem.with_constants(dissimilarity=constant)
     budget = fb.Budget(epsilon=[epsilon, 0.7 * epsilon, epsilon, epsilon], cost=1000)
     ledger = Ledger(budget, num_devices=4)

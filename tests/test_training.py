@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
+from fedbudget.devices.dissimilarity import measure_dissimilarity
 from fedbudget.devices.local import Batch, local_steps, weighted_mean
+from fedbudget.privacy import GDP
 from fedbudget.training import Order, Replies, Server
 
 PRICES = fb.Prices(communication=100, computation=1)
@@ -218,7 +220,9 @@ class TestTheDeviceDecides:
         assert (devices.ledger.epsilon == 0).all()
 
     def test_what_measuring_cost_is_in_the_devices_epsilon(self) -> None:
-        measured = fb.Constant(value=0.2, source="measured privately", mu=0.3)
+        measured = fb.Constant(
+            value=0.2, source="measured privately", release="q", mu=0.3
+        )
         problem = DATA.problem().with_constants(smoothness=measured)
         plan = fb.plan(problem, BUDGET, PRICES)
         devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES)
@@ -228,6 +232,16 @@ class TestTheDeviceDecides:
         without = fb.SimulatedDevices(DATA)
         fb.train(replace(plan, prior_mu=np.zeros(4)), without)
         assert (without.ledger.epsilon < 0.99 * devices.ledger.epsilon).all()
+
+    def test_measurements_that_do_not_know_of_each_other_are_added_up(self) -> None:
+        problem = DATA.problem()
+        devices = fb.SimulatedDevices(DATA)
+        for seed, times in ((0, 1), (0, 1), (1, 2)):  # the same one, then another
+            found = measure_dissimilarity(DATA, problem, BUDGET, seed=seed)
+            devices.check(fb.plan(found, BUDGET, PRICES))
+            mu = found.prior_mu * times**0.5
+            spent = GDP.epsilon_from_mu(mu, 1e-4)
+            assert devices.ledger.epsilon == pytest.approx(spent)
 
     @pytest.mark.parametrize("own", [None, fb.Budget(epsilon=9, delta=1e-3, cost=1e4)])
     def test_epsilons_of_a_run_are_at_the_plans_delta(

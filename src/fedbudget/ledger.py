@@ -13,6 +13,7 @@ a row, which are a lap, a row is in one at most. So a lap costs what one step co
 is charged when it begins.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -117,6 +118,7 @@ class Ledger:
         self.num_devices = whole("num_devices", num_devices)
         self._plain = ZCDP if accountant_named(accountant) is ZCDP else GDP
         self._released = _Released(np.zeros(num_devices), [], None)
+        self._priors: dict[frozenset[str], Array] = {}  # mu^2, by what was measured
         self._prior_sq = np.zeros(num_devices)
         self._cost = np.zeros(num_devices)
         self.budget = budget  # None: everything is counted, nothing refused
@@ -143,14 +145,27 @@ class Ledger:
         at = np.broadcast_to(floats(delta), (self.num_devices,))
         return self._epsilon(self._released, at)
 
-    def count_prior(self, mu: ArrayLike) -> None:
+    def count_prior(self, mu: ArrayLike, releases: Iterable[str] = ()) -> None:
         """Count what was spent before any run: constants measured on these rows.
 
-        Told again, as every plan for the devices does, it is not counted twice. So two
-        measurements that know nothing of each other count as the larger of them:
-        measure once, and plan from the same problem.
+        Told again, as every plan for the devices does, it is not counted twice.
+
+        Args:
+            mu: What all these measurements together have cost.
+            releases: Their names. Those of one plan that are also among another's are
+                counted there; else the two are added up, which is too much if they
+                share some.
         """
-        self._prior_sq = np.maximum(self._prior_sq, floats(mu) ** 2)
+        told = frozenset(releases)
+        mu_sq = np.broadcast_to(floats(mu) ** 2, (self.num_devices,))
+        self._priors[told] = np.maximum(self._priors.get(told, 0.0), mu_sq)
+        largest = [
+            spent
+            for names, spent in self._priors.items()
+            # What has no names may be anything: it is never part of the rest.
+            if not (names and any(names < others for others in self._priors))
+        ]
+        self._prior_sq = np.sum(largest, axis=0)
 
     def charge(self, charge: Charge, *, who: Bools | None = None) -> Bools:
         """Charge the devices that can pay, of those in `who`, and say which they are.

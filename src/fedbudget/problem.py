@@ -9,7 +9,7 @@ Planning must not touch private rows. So every constant carries its source:
                          charged to every device before the run is planned
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -48,6 +48,7 @@ class Constant:
     source: str
     note: str = ""
     mu: PerDevice = 0.0  # what measuring it cost each device, as Gaussian DP
+    release: str = ""  # names the measurement: ledgers count each name once
 
     def __post_init__(self) -> None:
         choice("source", self.source, SOURCES)
@@ -61,6 +62,12 @@ class Constant:
             raise InvalidInputError(
                 f"source {self.source!r} with mu={self.mu}: a constant measured on "
                 "private rows costs every device a positive mu, any other costs none"
+            )
+        if bool(self.release) != (self.source == "measured privately"):
+            raise InvalidInputError(
+                f"source {self.source!r} with release={self.release!r}: a constant "
+                "measured on private rows needs a name that no other measurement has, "
+                "any other constant has none"
             )
 
     def __str__(self) -> str:
@@ -83,6 +90,7 @@ class Problem:
     dissimilarity: str | float  # iid, mild, strong, or a share of the gap
     overrides: Mapping[str, Constant]
     spent_mu: Array  # what constants that were replaced since had cost each device
+    spent_on: frozenset[str]  # the releases that cost it
 
     def __init__(
         self,
@@ -95,6 +103,7 @@ class Problem:
         dissimilarity: str | float = "mild",
         overrides: Mapping[str, Constant] | None = None,
         spent_mu: ArrayLike = 0.0,
+        spent_on: Iterable[str] = (),
     ) -> None:
         counts = _counts(num_samples)
         spent = per_device(
@@ -107,6 +116,7 @@ class Problem:
             "dissimilarity": _dissimilarity(dissimilarity),
             "overrides": MappingProxyType(dict(overrides or {})),
             "spent_mu": spent,
+            "spent_on": frozenset(spent_on),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -155,6 +165,12 @@ class Problem:
             spent = spent + mu**2
         return np.sqrt(spent)
 
+    @property
+    def prior_releases(self) -> frozenset[str]:
+        """The measurements on private rows that `prior_mu` adds up, by their names."""
+        own = {constant.release for constant in self.overrides.values()}
+        return self.spent_on | (own - {""})
+
     def __getitem__(self, name: str) -> float:
         """Return the value of a constant."""
         return self.constants[name].value
@@ -182,6 +198,7 @@ class Problem:
             dissimilarity=self.dissimilarity,
             overrides={**self.overrides, **constants},
             spent_mu=np.sqrt(spent),
+            spent_on=self.prior_releases,
         )
 
     def with_public_sample(self, x: Rows, y: Labels) -> "Problem":

@@ -232,6 +232,7 @@ def _for_all(
         # Ledgers have counted the rounds so far themselves: told again, they would
         # count them twice. Only what came before any run is told.
         prior_mu=problem.prior_mu,
+        prior_releases=tuple(sorted(problem.prior_releases)),
         cost=spread(rest.cost, np.zeros(1)),
         last_round=last,
     )

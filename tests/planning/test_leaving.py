@@ -98,7 +98,7 @@ def test_a_trifle_is_not_asked_and_spends_nothing() -> None:
 
 
 def test_what_constants_cost_stays_spent_on_a_device_that_is_not_asked() -> None:
-    measured = fb.Constant(value=0.3, source="measured privately", mu=0.1)
+    measured = fb.Constant(value=0.3, source="measured privately", release="q", mu=0.1)
     problem = fb.Problem(num_samples=[5000] * 7 + [10], dim=20, dissimilarity="iid")
     problem = problem.with_constants(dissimilarity=measured)
     plan = fb.plan(problem, fb.Budget(epsilon=1, cost=1000), PRICES)

@@ -310,7 +310,7 @@ def test_what_is_given_is_kept() -> None:
 
 
 def test_a_private_measurement_and_sampling_stay_within_budget() -> None:
-    measured = fb.Constant(value=0.2, source="measured privately", mu=0.1)
+    measured = fb.Constant(value=0.2, source="measured privately", release="q", mu=0.1)
     problem = fb.Problem(num_samples=[800, 1600], dim=10).with_constants(
         smoothness=measured
     )

@@ -115,7 +115,7 @@ def ctrl_c_outside_llvm() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each, _ in walk_stack(frame):
             if each.f_globals.get("__name__", "").startswith("llvmlite."):
-                again = threading.Timer(0.05, signal.raise_signal, [number])
+                again = threading.Timer(0.05, _signal_main_thread, [number])
                 again.daemon = True
                 again.start()
                 return
@@ -131,6 +131,15 @@ def ctrl_c_outside_llvm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+def _signal_main_thread(number: int) -> None:
+    """Send a signal so that it also ends a wait of the main thread."""
+    main_thread = threading.main_thread().ident
+    if main_thread is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main_thread, number)
+    else:  # Windows
+        signal.raise_signal(number)
 
 
 def _stop(message: str) -> int:

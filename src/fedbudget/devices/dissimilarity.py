@@ -8,6 +8,8 @@ one: the `dissimilarity` that planners ask for. What the noise adds to both is k
 and is taken off.
 """
 
+from hashlib import sha256
+
 import numpy as np
 
 from fedbudget.budget import Budget, Prices
@@ -33,8 +35,8 @@ def measure_dissimilarity(
 
     The new problem carries what that cost (`Problem.prior_mu`): a plan for it spends
     the rest, and the devices' ledgers are told. It takes one step and one upload, which
-    `query_cost` prices. Measure again only what this returned: two results that do not
-    know of each other would each count for all that was spent.
+    `query_cost` prices. To measure again, start from what this returned: a plan knows
+    only of the measurements of its own problem, and ledgers add up those of all plans.
 
     Args:
         data: The rows of every device.
@@ -52,12 +54,15 @@ def measure_dissimilarity(
     std = 2 * problem["lipschitz"] / (sizes * mu)
     gradients = np.array([_gradient(data, problem, m) for m in range(num_devices)])
     noise = np.random.default_rng(seed).standard_normal(gradients.shape)
-    value = estimate(gradients + std[:, None] * noise, std)
+    released = gradients + std[:, None] * noise
+    value = estimate(released, std)
     constant = Constant(
         value=value,
         source="measured privately",
         note=f"one noisy gradient per device, {share:.0%} of its budget",
         mu=mu,
+        # The same numbers are the same release, and other noise makes others.
+        release=sha256(released.tobytes()).hexdigest()[:16],
     )
     return problem.with_constants(dissimilarity=constant)
 

@@ -81,7 +81,7 @@ class SimulatedDevices:
                 f"which holds {sizes[m]}: plan again for these data"
             )
         self._rows(plan.model)
-        self.ledger.count_prior(plan.prior_mu)
+        self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
 
     def run_round(self, order: Order) -> Replies:
         """Charge every device that is asked, then run those that can pay."""

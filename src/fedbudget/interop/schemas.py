@@ -24,6 +24,7 @@ _ABOUT: dict[str, str] = {
     "epsilon": "spent by the whole run, per device; null: nothing is promised",
     "delta": "of (epsilon, delta), per device",
     "prior_mu": "spent before the run, as Gaussian DP; epsilon includes it",
+    "prior_releases": "measurements on private rows that prior_mu adds up, by name",
     "cost": "spent by the whole run, per device, in the unit of the prices",
     "loss": "what is minimised",
     "num_classes": "scores per row; 1 for logistic, hinge and huber",

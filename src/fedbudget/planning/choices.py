@@ -220,6 +220,7 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
         epsilon=spent,
         delta=delta,
         prior_mu=problem.prior_mu,
+        prior_releases=tuple(sorted(problem.prior_releases)),
         cost=paid,
         loss=problem.model.name,
         num_classes=problem.model.num_outputs,

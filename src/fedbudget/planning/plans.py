@@ -63,6 +63,7 @@ class Plan:
     last_round: NDArray[np.int64] | None = None
     advice: str = ""  # says when federating is not predicted to pay
     drift_control: bool = False  # keeps unlike devices' local steps on a common course
+    prior_releases: tuple[str, ...] = ()  # the measurements that `prior_mu` adds up
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", whole("tau", self.tau))
@@ -268,14 +269,15 @@ class Plan:
         names = {item.name for item in fields(cls)}
         derived = {"device_rounds", "steps", "privacy"}
         # Plans of before had none of these.
-        plain = {"last_round": None, "advice": "", "drift_control": False, **plain}
+        later = {"last_round": None, "advice": "", "drift_control": False}
+        plain = {**later, "prior_releases": [], **plain}
         if set(plain) - derived != names:
             wrong = sorted((set(plain) - derived) ^ names)
             raise InvalidInputError(
                 f"this is not a plan: keys missing or unknown: {', '.join(wrong)}"
             )
         values = {name: plain[name] for name in names}
-        for name in ("binding", "reasons"):
+        for name in ("binding", "reasons", "prior_releases"):
             if not isinstance(values[name], list):
                 raise InvalidInputError(
                     f"{name} must be a list of words, got {values[name]!r}"
