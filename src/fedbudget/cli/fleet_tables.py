@@ -1,9 +1,8 @@
 """What people see of a fleet: live and at the end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -37,7 +36,11 @@ def show_server_run(run: Run, *, out: str) -> None:
             console,
             [
                 ("privacy", str(plan.privacy)),
-                ("spent", f"epsilon {spent(last['epsilon'])}, at most, by each device"),
+                (
+                    "spent",
+                    f"epsilon {spent(last['epsilon'], rounded_up)}, at most, by each "
+                    "device",
+                ),
                 ("cost", f"{spent(last['cost'])} units, at most, by each device"),
                 ("answers", f"from {span(answers)} devices in a round"),
                 ("record", f"{out}: plan, rounds and model"),
@@ -50,13 +53,13 @@ def show_server_run(run: Run, *, out: str) -> None:
             show_item(console, f"device {index}: {why}")
 
 
-def spent(values: Any) -> str:
+def spent(values: Any, shown: Callable[[float], str] = "{:.4g}".format) -> str:
     """Return the range of what devices have spent, from a row of a run."""
-    if isinstance(values, Mapping):
-        return f"{values['min']:.4g} to {values['max']:.4g}"
-    if None in values:
+    found = list(values.values()) if isinstance(values, Mapping) else values
+    if None in found:
         return "without bound"
-    return span(np.array(values))
+    least, most = shown(min(found)), shown(max(found))
+    return least if least == most else f"{least} to {most}"
 
 
 def live_table(
