@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from fedbudget.errors import LedgerError
-from fedbudget.fleet import statement
+from fedbudget.fleet import statement as statement_module
 from fedbudget.fleet.accounts import Accounts, JoinedRun
 from fedbudget.fleet.chain import Anchor, Entry, anchor_path, open_to_read
 from fedbudget.fleet.policy import BudgetPolicy
@@ -359,7 +359,7 @@ def test_a_statement_read_while_the_guard_writes_is_whole(
         assert accounts.charge(RUN, 5, charge()) is None
         return open_to_read(path)
 
-    monkeypatch.setattr(statement, "open_to_read", charge_and_open)
+    monkeypatch.setattr(statement_module, "open_to_read", charge_and_open)
     assert read_statement(path).runs[0].charged == 5
     accounts.close()
 
@@ -381,23 +381,18 @@ def test_nobody_else_may_read_what_sqlite_puts_beside_the_ledger(
 def test_power_cuts_at_the_first_starts_do_not_lock_the_owner_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as cut:
-        cut.setattr(
-            Anchor, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
-        with pytest.raises(KeyboardInterrupt):
-            opened(tmp_path)  # after the first entry, before its anchor
     whole = Anchor.write
-    with monkeypatch.context() as cut:
+    for first_lost in (1, 2):  # the entry is on disk, its anchor is not
 
-        def second_fails(anchor: Anchor, head: Entry) -> None:
-            if head.number > 1:
+        def write(anchor: Anchor, head: Entry, first_lost: int = first_lost) -> None:
+            if head.number >= first_lost:
                 raise KeyboardInterrupt
             whole(anchor, head)
 
-        cut.setattr(Anchor, "write", second_fails)
-        with pytest.raises(KeyboardInterrupt):
-            opened(tmp_path)
+        with monkeypatch.context() as power:
+            power.setattr(Anchor, "write", write)
+            with pytest.raises(KeyboardInterrupt):
+                opened(tmp_path)
     accounts = opened(tmp_path)
     assert accounts.charge(RUN, 1, charge()) is None
     accounts.close()
