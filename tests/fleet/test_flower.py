@@ -51,6 +51,20 @@ def test_a_run_config_is_read_like_the_options_of_the_server() -> None:
     assert settings_of(config | {"status-port": 0}).status_port == 0
 
 
+@pytest.mark.parametrize("key", ["dead-line", "signing_key", "broker"])
+def test_a_key_that_a_run_config_does_not_know_is_refused(key: str) -> None:
+    config = {"out": "runs/a", "signing-key": "a.sign", key: "9"}
+    with pytest.raises(InvalidInputError, match=f"^{key} in the run .* deadline, "):
+        settings_of(config)
+
+
+@pytest.mark.parametrize("key", ["status-port", "devices", "wait", "planner"])
+def test_a_value_of_a_run_config_that_is_wrong_is_refused(key: str) -> None:
+    config = {"out": "runs/a", "signing-key": "a.sign", key: "many"}
+    with pytest.raises(InvalidInputError, match=key):
+        settings_of(config)
+
+
 @pytest.mark.parametrize("missing", ["out", "signing-key"])
 def test_a_run_config_without_its_paths_is_refused(missing: str) -> None:
     config = {"out": "runs/a", "signing-key": "a.sign"} | {missing: ""}
