@@ -100,6 +100,14 @@ def test_sampled_steps_are_composed_with_others() -> None:
     assert float(ledger.epsilon[0]) > 1.5
 
 
+def test_a_refusal_is_for_cost_or_else_for_privacy() -> None:
+    budget = fb.Budget(epsilon=[4.0, 1e-3, 4.0], delta=1e-4, cost=[100, 100, 99])
+    ledger = fb.Ledger(budget, num_devices=3)
+    charge = fb.Charge(steps=5, noise_multiplier=10.0, cost=100.0)
+    assert ledger.charge(charge).tolist() == [True, False, False]
+    assert ledger.affords_cost(charge).tolist() == [False, True, False]
+
+
 def test_without_a_budget_everything_is_counted_and_nothing_refused() -> None:
     ledger = fb.Ledger(None, num_devices=1)
     assert ledger.epsilon.tolist() == [0.0]

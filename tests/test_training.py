@@ -211,7 +211,7 @@ class TestTheDeviceDecides:
         run = fb.train(PLAN, devices)
         assert (devices.ledger.epsilon <= [4.0, 4.0, 1.0, 4.0]).all()
         assert run.rounds[-1]["answered"] == 3
-        assert "overdraw" in run.rounds[-1]["refused"]["2"]
+        assert "overdraw this device's privacy" in run.rounds[-1]["refused"]["2"]
 
     def test_a_plan_without_noise_is_refused_by_all(self) -> None:
         devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES)

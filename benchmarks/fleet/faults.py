@@ -24,13 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trials import MosquittoFleet
+
 import fedbudget as fb
 from fedbudget.fleet.checkpoints import ANSWERED, LATE, Checkpoints
 from fedbudget.fleet.demo import TrialFleet, compare
 from fedbudget.fleet.statement import verified
 from fedbudget.fleet.trial import Child, Terms, listens, wait_until
 
-DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 NUM_DEVICES = 4
 TERMS = Terms(epsilon=4, cost=150, communication=2, computation=1)
 PAUSE = (0.0, 1.0)  # seconds, uniform: how long a killed part stays dead
@@ -72,7 +73,6 @@ def campaign(
     terms: Terms = TERMS,
     data: fb.Dataset | None = None,
     seed: int = 0,
-    deploy: Path | None = DEPLOY,
     simulations: int = 5,
 ) -> Report:
     """Run fleets until there were enough kills, and look at what is on disk."""
@@ -81,7 +81,7 @@ def campaign(
     began = time.monotonic()
     while report.injections < injections:
         home = folder / f"run-{report.runs}"
-        fleet = TrialFleet(home, rows, terms, deadline=10.0, minimum=2, deploy=deploy)
+        fleet = MosquittoFleet(home, rows, terms, deadline=10.0, minimum=2)
         disturbed_run(fleet, report, rng, injections)
         if report.broken:
             break

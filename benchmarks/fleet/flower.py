@@ -11,15 +11,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from flower_trial import FlowerTrial
 
 import fedbudget as fb
 from fedbudget.data.newcomers import only
 from fedbudget.fleet.demo import compare
-from fedbudget.fleet.flower_trial import FlowerTrial
 from fedbudget.fleet.trial import Terms
 from fedbudget.privacy import rounded_up
 
-DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 TERMS = Terms(epsilon=4, cost=1000, communication=100, computation=1)
 
 
@@ -27,7 +26,7 @@ def main() -> None:
     data = fb.load("adult", split="by-education", seed=0)
     data = only(data, sorted(np.argsort(data.num_samples)[-4:].tolist()))
     folder = Path(tempfile.mkdtemp(prefix="fedbudget-flower-"))
-    trial = FlowerTrial(folder, data, TERMS, deadline=60, deploy=DEPLOY)
+    trial = FlowerTrial(folder, data, TERMS, deadline=60)
     with ExitStack() as stack:
         trial.start(stack)
         trial.wait(lambda status: None)

@@ -24,12 +24,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from trials import MosquittoFleet
 
 import fedbudget as fb
-from fedbudget.fleet.demo import TrialFleet
 from fedbudget.fleet.trial import Terms
 
-DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 TERMS = Terms(epsilon=4, cost=1000, communication=10, computation=1)
 
 
@@ -95,7 +94,7 @@ def measure(base: str | None) -> dict[str, str]:
     marks: list[tuple[int, int, int]] = []  # round, and bytes so far
     sizes: list[int] = []
     with tempfile.TemporaryDirectory(prefix="fedbudget-rounds-", dir=base) as folder:
-        fleet = TrialFleet(Path(folder), data, TERMS, deploy=DEPLOY)
+        fleet = MosquittoFleet(Path(folder), data, TERMS)
         broker = "mosquitto" if "mosquitto" in fleet.broker.command[0] else "amqtt"
         relay = Relay(fleet.port)
         watched = int(np.argmax(data.num_samples))

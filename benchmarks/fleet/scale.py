@@ -16,6 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
+from trials import MOSQUITTO, mosquitto
 
 import fedbudget as fb
 from fedbudget.fleet import topics
@@ -28,10 +29,9 @@ from fedbudget.fleet.messages import Declaration, Reply, RoundOrder
 from fedbudget.fleet.mqtt import Broker, Connection
 from fedbudget.fleet.roster import Roster, gather
 from fedbudget.fleet.signing import Signer
-from fedbudget.fleet.trial import free_port, listens, mosquitto, wait_until
+from fedbudget.fleet.trial import free_port, listens, wait_until
 from fedbudget.training import Order
 
-DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 DIM, ROUNDS = 102, 5
 
 
@@ -119,16 +119,16 @@ class Clients:
 
 
 def main() -> int:
+    if MOSQUITTO is None:
+        print("mosquitto is not installed: apt-get install mosquitto")
+        return 1
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     names = [f"device-{number:05d}" for number in range(count)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(7)[1],) * 2)
     with tempfile.TemporaryDirectory(prefix="fedbudget-scale-") as home:
         folder, certs, port = Path(home), Path(home) / "certs", free_port()
         make_certificates(certs, names)
-        broker = mosquitto(DEPLOY, certs=certs, folder=folder / "broker", port=port)
-        if broker is None:
-            print("mosquitto is not installed: apt-get install mosquitto")
-            return 1
+        broker = mosquitto(certs=certs, folder=folder / "broker", port=port)
         with ExitStack() as stack:
             stack.callback(broker.start().stop)
             wait_until(lambda: listens(port), "mosquitto", child=broker)

@@ -57,6 +57,16 @@ class Charge:
     cost: ArrayLike
 
 
+def mu_squared(uses: ArrayLike, noise_multiplier: ArrayLike) -> Array:
+    """Return what Gaussian steps on a row cost: the square of Gaussian DP's mu.
+
+    >>> float(mu_squared(10, 20.0))
+    0.1
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(4 * floats(uses) / floats(noise_multiplier) ** 2)
+
+
 class _Laps(NamedTuple):
     """The lap that each device is in: its next B steps are paid for, once each."""
 
@@ -172,14 +182,18 @@ class Ledger:
 
         A device that cannot pay is not charged at all.
         """
-        cost = self._cost + floats(charge.cost)
-        pays: Bools = cost <= self._limits[2] * (1 + _ROUNDING)
+        pays = self.affords_cost(charge)
         pays &= self._within_privacy(self._with(charge, pays))
         if who is not None:
             pays &= who
-        self._cost = np.where(pays, cost, self._cost)
+        self._cost = np.where(pays, self._cost + floats(charge.cost), self._cost)
         self._released = self._with(charge, pays)
         return pays
+
+    def affords_cost(self, charge: Charge) -> Bools:
+        """Say whose cost budget has room: who is refused all the same lacks privacy."""
+        cost = self._cost + floats(charge.cost)
+        return np.asarray(cost <= self._limits[2] * (1 + _ROUNDING))
 
     def count(self, charge: Charge) -> None:
         """Count a charge that all devices made before, whether or not it fits now.
@@ -200,8 +214,7 @@ class Ledger:
                 before = laps or _Laps.none(self.num_devices)
                 uses, after = before.begun_by(charge, charge.turns)
                 laps = before.replaced(after, where=who)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                added = 4 * uses / floats(charge.noise_multiplier) ** 2
+            added = mu_squared(uses, charge.noise_multiplier)
             some = who & (np.asarray(uses) > 0)  # nothing is 0 also without noise
             return _Released(mu_sq + np.where(some, added, 0.0), sampled, laps)
         if charge.turns is not None:

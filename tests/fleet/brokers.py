@@ -1,12 +1,10 @@
 """Real brokers in processes of their own, for tests."""
 
-import shutil
 from pathlib import Path
 
-from fedbudget.fleet.trial import Child, free_port, listens, mosquitto, wait_until
+from benchmarks.fleet.trials import mosquitto
 
-DEPLOY = Path(__file__).parent.parent.parent / "deploy"
-MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
+from fedbudget.fleet.trial import Child, free_port, listens, wait_until
 
 
 class BrokerProcess:
@@ -15,11 +13,9 @@ class BrokerProcess:
     def __init__(self, kind: str, certs: Path, folder: Path) -> None:
         self.certs, self.port = certs, free_port()
         where = ("--certs", str(certs), "--port", str(self.port))
-        child: Child | None = Child(("fleet", "broker", *where), folder / "broker.log")
+        self._child = Child(("fleet", "broker", *where), folder / "broker.log")
         if kind == "mosquitto":
-            child = mosquitto(DEPLOY, certs=certs, folder=folder, port=self.port)
-        assert child is not None
-        self._child = child
+            self._child = mosquitto(certs=certs, folder=folder, port=self.port)
 
     def start(self) -> "BrokerProcess":
         """Start, and wait until it listens."""

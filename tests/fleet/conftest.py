@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.fleet.trials import MOSQUITTO
 
 from fedbudget.fleet.certificates import make_certificates
-from tests.fleet.brokers import MOSQUITTO, BrokerProcess
+from tests.fleet.brokers import BrokerProcess
 
 NAMES = tuple(f"device-{number}" for number in range(16))
 

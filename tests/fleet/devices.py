@@ -1,15 +1,27 @@
-"""A small device on disk, its owner's policy, and a coordinator that it trusts."""
+"""Devices for tests: one on disk that a test orders about, and fleets of guards."""
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import fedbudget as fb
+from fedbudget.data import Dataset
+from fedbudget.fleet.channel import Channel
+from fedbudget.fleet.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator import FleetDevices
+from fedbudget.fleet.device import Device
 from fedbudget.fleet.guard import Guard
 from fedbudget.fleet.messages import RoundOrder, RunOffer
 from fedbudget.fleet.policy import Policy, read_policy
+from fedbudget.fleet.roster import Roster, gather
 from fedbudget.fleet.signing import Signer
+from fedbudget.fleet.trial import Terms, write_site
+from fedbudget.training import Devices
+from tests.contract_devices import Make
 from tests.fleet.examples import offer, order
 
 SIGNER = Signer.generate()
@@ -99,6 +111,112 @@ class Site:
 def new_site(folder: Path, **budget: float) -> Site:
     policy = read_policy(write_device(folder, **budget))  # type: ignore[arg-type]
     return Site(folder=folder, policy=policy, guard=Guard(policy))
+
+
+@dataclass
+class Fleet:
+    """Guards in threads of this process, and a coordinator that may be replaced.
+
+    What depends on the transport is for derived classes to say.
+    """
+
+    folder: Path
+    certs: Path
+    names: list[str] = field(default_factory=list)
+    threads: list[threading.Thread] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+    checkpoints: Checkpoints | None = None
+
+    def way(self, name: str) -> dict[str, Any]:
+        """Return the arguments of `write_site` for how orders come."""
+        raise NotImplementedError
+
+    def serve(self, device: Device, policy: Policy) -> None:
+        """Answer orders until the fleet stops."""
+        raise NotImplementedError
+
+    def channel(self) -> Channel:
+        """Return a new coordinator's way to the devices."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """Let guards notice that they are to stop."""
+
+    def start(self, data: Dataset, budget: fb.Budget, prices: fb.Prices) -> None:
+        count = data.num_devices
+        limits = zip(*budget.per_device(count), strict=True)
+        for m, (epsilon, delta, cost) in enumerate(limits):
+            terms = Terms(
+                epsilon=float(epsilon),
+                delta=float(delta),
+                cost=float(cost),
+                communication=float(np.broadcast_to(prices.communication, count)[m]),
+                computation=float(np.broadcast_to(prices.computation, count)[m]),
+                least_noise_multiplier=1e-9,
+            )
+            name, rows = data.device_names[m], data.train.device(m)
+            home, way = self.folder / name, self.way(name)
+            path = write_site(home, name, rows, terms, certs=self.certs, **way)
+            policy = read_policy(path)
+            thread = threading.Thread(target=self._live, args=(policy,), daemon=True)
+            thread.start()
+            self.names.append(name)
+            self.threads.append(thread)
+
+    def _live(self, policy: Policy) -> None:
+        device = Device(policy)
+        self.serve(device, policy)
+        device.close()
+
+    def coordinate(self, count: int) -> FleetDevices:
+        """Return a coordinator's side; one that was there before has died."""
+        self.end_coordinator()
+        channel, roster = self.channel(), Roster()
+        declared = gather(channel, roster, count=count, seconds=20)
+        self.checkpoints = Checkpoints(self.folder / "coordinator.sqlite")
+        return FleetDevices(
+            channel,
+            declared,
+            signer=Signer.read(self.certs / "coordinator.sign"),
+            checkpoints=self.checkpoints,
+            deadline=20,
+            precision="float64",
+            roster=roster,
+        )
+
+    def end_coordinator(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.close()
+
+    def end(self) -> None:
+        self.stop.set()
+        self.wake()
+        self.end_coordinator()
+        for thread in self.threads:
+            thread.join(10)
+
+
+def fleets(new: Callable[[Path], Fleet], folder: Path) -> Iterator[Make]:
+    """Yield what makes devices for the contract: one fleet at a time."""
+    made: list[Fleet] = []
+
+    def make(
+        data: Dataset,
+        *,
+        budget: fb.Budget,
+        prices: fb.Prices,
+        after: Devices | None = None,
+    ) -> Devices:
+        if after is None:
+            if made:
+                made[-1].end()
+            made.append(new(folder / str(len(made))))
+            made[-1].start(data, budget, prices)
+        return made[-1].coordinate(data.num_devices)
+
+    yield make
+    if made:
+        made[-1].end()
 
 
 __all__ = ["SIGNER", "RoundOrder", "RunOffer", "Site", "new_site", "rows"]

@@ -6,7 +6,6 @@ between, a SuperLink, is a queue in memory here. test_flower.py runs the real on
 
 import importlib.util
 import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +18,14 @@ import fedbudget as fb
 from fedbudget.data import Dataset
 from fedbudget.fleet import topics
 from fedbudget.fleet.channel import Message as Heard
-from fedbudget.fleet.checkpoints import Checkpoints
-from fedbudget.fleet.coordinator import FleetDevices
 from fedbudget.fleet.device import Device
 from fedbudget.fleet.doorway import serve_socket
 from fedbudget.fleet.flower import PARCEL, FlowerChannel
 from fedbudget.fleet.parcels import pack
-from fedbudget.fleet.policy import Policy, read_policy
+from fedbudget.fleet.policy import Policy
 from fedbudget.fleet.roster import Roster, gather
-from fedbudget.fleet.signing import Signer
-from fedbudget.fleet.trial import Terms, write_site
-from fedbudget.training import Devices
 from tests.contract_devices import DATA, LARGE, PRICES, DevicesContract, Make, plan_for
+from tests.fleet.devices import Fleet, fleets
 from tests.fleet.examples import declaration
 
 pytest.importorskip("flwr", reason="flwr is not installed: docs/fleet.md says how")
@@ -89,78 +84,36 @@ class MemoryGrid:
 
 
 @dataclass
-class Fleet:
-    """Guards in threads of this process, and a coordinator that may be replaced."""
+class FlowerFleet(Fleet):
+    """Guards behind sockets, and a coordinator on a grid."""
 
-    folder: Path
-    certs: Path
     grid: MemoryGrid = field(default_factory=MemoryGrid)
-    threads: list[threading.Thread] = field(default_factory=list)
-    stop: threading.Event = field(default_factory=threading.Event)
-    checkpoints: Checkpoints | None = None
 
-    def start(self, data: Dataset, budget: fb.Budget, prices: fb.Prices) -> None:
-        count = data.num_devices
-        limits = zip(*budget.per_device(count), strict=True)
-        for m, (epsilon, delta, cost) in enumerate(limits):
-            terms = Terms(
-                epsilon=float(epsilon),
-                delta=float(delta),
-                cost=float(cost),
-                communication=float(np.broadcast_to(prices.communication, count)[m]),
-                computation=float(np.broadcast_to(prices.computation, count)[m]),
-                least_noise_multiplier=1e-9,
-            )
-            door = self.folder / f"{m}.sock"
-            path = write_site(
-                self.folder / data.device_names[m],
-                data.device_names[m],
-                data.train.device(m),
-                terms,
-                certs=self.certs,
-                socket=door,
-            )
-            policy = read_policy(path)
-            thread = threading.Thread(target=self._live, args=(policy,), daemon=True)
-            thread.start()
-            self.threads.append(thread)
-            while not knock(door):
-                thread.join(0.01)
-            self.grid.guards[m + 10] = door
+    def door(self, name: str) -> Path:
+        return self.folder / f"{name}.sock"
 
-    def _live(self, policy: Policy) -> None:
-        device = Device(policy)
+    def way(self, name: str) -> dict[str, Any]:
+        return {"socket": self.door(name)}
+
+    def serve(self, device: Device, policy: Policy) -> None:
         assert policy.socket is not None
         serve_socket(device, policy.socket, self.stop)
-        device.close()
 
-    def coordinate(self, count: int) -> FleetDevices:
-        """Return a coordinator's side; one that was there before has died."""
-        self.end_coordinator()
-        channel = FlowerChannel(self.grid, ttl=20, poll=0.01)
-        roster = Roster()
-        declared = gather(channel, roster, count=count, seconds=20)
-        self.checkpoints = Checkpoints(self.folder / "coordinator.sqlite")
-        return FleetDevices(
-            channel,
-            declared,
-            signer=Signer.read(self.certs / "coordinator.sign"),
-            checkpoints=self.checkpoints,
-            deadline=20,
-            precision="float64",
-            roster=roster,
-        )
+    def channel(self) -> FlowerChannel:
+        return FlowerChannel(self.grid, ttl=20, poll=0.01)
 
-    def end_coordinator(self) -> None:
-        if self.checkpoints is not None:
-            self.checkpoints.close()
+    def start(self, data: Dataset, budget: fb.Budget, prices: fb.Prices) -> None:
+        super().start(data, budget, prices)
+        for m, name in enumerate(self.names):
+            while not knock(self.door(name)):
+                assert self.threads[m].is_alive()
+                self.threads[m].join(0.01)
+            self.grid.guards[m + 10] = self.door(name)
 
-    def end(self) -> None:
-        self.stop.set()
-        self.end_coordinator()
-        for door, thread in zip(self.grid.guards.values(), self.threads, strict=True):
-            knock(door)  # a guard notices at once
-            thread.join(10)
+    def wake(self) -> None:
+        """Knock: a guard that waits at its door looks up."""
+        for name in self.names:
+            knock(self.door(name))
 
 
 def knock(door: Path) -> bool:
@@ -173,30 +126,12 @@ class TestFlowerDevices(DevicesContract):
 
     @pytest.fixture
     def make(self, certs: Path, tmp_path: Path) -> Iterator[Make]:
-        fleets: list[Fleet] = []
-
-        def new(
-            data: Dataset,
-            *,
-            budget: fb.Budget,
-            prices: fb.Prices,
-            after: Devices | None = None,
-        ) -> Devices:
-            if after is None:
-                folder = tmp_path / str(len(fleets))
-                folder.mkdir()
-                fleets.append(Fleet(folder, certs))
-                fleets[-1].start(data, budget, prices)
-            return fleets[-1].coordinate(data.num_devices)
-
-        yield new
-        for fleet in fleets:
-            fleet.end()
+        yield from fleets(lambda folder: FlowerFleet(folder, certs), tmp_path)
 
 
 @pytest.fixture
-def fleet(certs: Path, tmp_path: Path) -> Iterator[Fleet]:
-    found = Fleet(tmp_path, certs)
+def fleet(certs: Path, tmp_path: Path) -> Iterator[FlowerFleet]:
+    found = FlowerFleet(tmp_path, certs)
     found.start(DATA, LARGE, PRICES)
     yield found
     found.end()
@@ -207,12 +142,14 @@ def drain(channel: FlowerChannel) -> list[Heard]:
     return list(iter(lambda: channel.receive(0.05), None))
 
 
-def test_a_message_to_a_node_is_void_after_the_deadline(fleet: Fleet) -> None:
+def test_a_message_to_a_node_is_void_after_the_deadline(fleet: FlowerFleet) -> None:
     fleet.coordinate(4)
     assert {message.metadata.ttl for message in fleet.grid.messages} == {20}
 
 
-def test_a_device_that_was_away_is_sent_the_newest_order_only(fleet: Fleet) -> None:
+def test_a_device_that_was_away_is_sent_the_newest_order_only(
+    fleet: FlowerFleet,
+) -> None:
     channel = FlowerChannel(fleet.grid, ttl=20, poll=0.01)
     gather(channel, Roster(), count=4, seconds=20)
     channel.keep(topics.offer("device-0"), b"offer")
@@ -233,19 +170,27 @@ def test_a_device_that_was_away_is_sent_the_newest_order_only(fleet: Fleet) -> N
 
 
 def test_a_guard_that_is_not_there_is_told_and_tried_again(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    fleet: FlowerFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedbudget.fleet.flower._AGAIN", 0.05)
     devices = fleet.coordinate(4)
     plan = plan_for(DATA)
     devices.check(plan)
-    door = fleet.grid.guards[11]
+    door, carry = fleet.grid.guards[11], fleet.grid.answer
     fleet.grid.guards[11] = door.with_name("nobody.sock")
-    back = threading.Timer(0.5, lambda: fleet.grid.guards.update({11: door}))
-    back.start()
+    said: list[bytes] = []
+
+    def answer(message: Message) -> Message:
+        reply = carry(message)
+        if message.metadata.dst_node_id == 11:
+            said.append(reply.content[PARCEL][PARCEL])
+            fleet.grid.guards[11] = door  # back, once it was missed
+        return reply
+
+    monkeypatch.setattr(fleet.grid, "answer", answer)
     order = fb.training.Order(number=1, theta=np.zeros(3), plan=plan)
     replies = devices.run_round(order)
-    back.join()
+    assert said[0] == b"" and len(said) > 1
     assert replies.answered.all()
     assert replies.cost.tolist() == [14, 18, 22, 26]  # nobody paid twice
 
@@ -286,7 +231,7 @@ STOLEN = declaration(device="device-0", num_samples=9).to_bytes()
     ],
 )
 def test_a_hostile_node_that_comes_later_speaks_for_nobody(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, said: Any
+    fleet: FlowerFleet, monkeypatch: pytest.MonkeyPatch, said: Any
 ) -> None:
     monkeypatch.setattr("fedbudget.fleet.flower._LOOK", 0.0)
     grid = Hostile()
@@ -301,7 +246,7 @@ def test_a_hostile_node_that_comes_later_speaks_for_nobody(
     assert channel.trouble == "SuperNodes without a guard: 1"
 
 
-def test_a_node_speaks_only_for_its_own_device(fleet: Fleet) -> None:
+def test_a_node_speaks_only_for_its_own_device(fleet: FlowerFleet) -> None:
     mallory = declaration(device="mallory").to_bytes()
     grid = Hostile()
     grid.guards = fleet.grid.guards | {66: Path()}

@@ -41,6 +41,7 @@ class Door:
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
         while not self._open():
+            assert self.thread.is_alive()
             self.thread.join(0.01)
 
     def _serve(self) -> None:

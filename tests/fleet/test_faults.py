@@ -3,11 +3,15 @@
 import runpy
 from pathlib import Path
 
+import pytest
+
 from fedbudget.fleet.trial import Terms
 from tests.contract_devices import rows_of
 
-ROOT = Path(__file__).parent.parent.parent
-FAULTS = runpy.run_path(str(ROOT / "benchmarks" / "fleet" / "faults.py"))
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "fleet"
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(FOLDER))
+    FAULTS = runpy.run_path(str(FOLDER / "faults.py"))
 
 
 def test_ten_kills_leave_ledgers_and_model_whole(tmp_path: Path) -> None:

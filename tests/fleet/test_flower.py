@@ -5,17 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.fleet.flower_trial import FlowerTrial
 
 from fedbudget.data.newcomers import only
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.flower import settings_of
-from fedbudget.fleet.flower_trial import FlowerTrial
 from fedbudget.fleet.statement import read_statement
 from fedbudget.fleet.trial import Terms
 from fedbudget.record import read_rounds
 from tests.contract_devices import DATA
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
 # Enough for two rounds.
 TERMS = Terms(
     epsilon=50,
@@ -28,7 +27,7 @@ TERMS = Terms(
 
 def test_a_run_over_flower_is_planned_paid_and_released(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="flwr is not installed: docs/fleet.md says how")
-    trial = FlowerTrial(tmp_path, only(DATA, [0, 1, 2]), TERMS, deploy=DEPLOY)
+    trial = FlowerTrial(tmp_path, only(DATA, [0, 1, 2]), TERMS)
     with ExitStack() as stack:
         trial.start(stack)
         trial.wait(lambda status: None)
@@ -49,6 +48,20 @@ def test_a_run_config_is_read_like_the_options_of_the_server() -> None:
     assert (settings.out, settings.wait) == (Path("runs/a"), 5.0)
     assert settings.devices is None and settings.status_port is None
     assert settings_of(config | {"status-port": 0}).status_port == 0
+
+
+@pytest.mark.parametrize("key", ["dead-line", "signing_key", "broker"])
+def test_a_key_that_a_run_config_does_not_know_is_refused(key: str) -> None:
+    config = {"out": "runs/a", "signing-key": "a.sign", key: "9"}
+    with pytest.raises(InvalidInputError, match=f"^{key} in the run .* deadline, "):
+        settings_of(config)
+
+
+@pytest.mark.parametrize("key", ["status-port", "devices", "wait", "planner"])
+def test_a_value_of_a_run_config_that_is_wrong_is_refused(key: str) -> None:
+    config = {"out": "runs/a", "signing-key": "a.sign", key: "many"}
+    with pytest.raises(InvalidInputError, match=key):
+        settings_of(config)
 
 
 @pytest.mark.parametrize("missing", ["out", "signing-key"])

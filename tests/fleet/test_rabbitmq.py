@@ -16,10 +16,9 @@ from fedbudget.fleet import topics
 from fedbudget.fleet.certificates import COORDINATOR, identity_of, make_certificates
 from fedbudget.fleet.mqtt import Broker, Connection
 from fedbudget.fleet.trial import free_port
-from tests.fleet.brokers import DEPLOY
 from tests.fleet.test_brokers import RUN, payloads, received
 
-SCRIPT = DEPLOY / "rabbitmq" / "cluster.sh"
+SCRIPT = Path(__file__).parents[2] / "deploy" / "rabbitmq" / "cluster.sh"
 INSTALLED = Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists()
 
 pytestmark = [

@@ -6,11 +6,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedbudget.errors import InvalidInputError, MeasuringError
 from fedbudget.fleet.messages import Reply, RoundOrder, theta_from_bytes
+from fedbudget.fleet.steps import noisy_steps
 from fedbudget.metering.energy import Rapl
 from fedbudget.metering.links import Broker, loopback, parse_broker, through_broker
 from fedbudget.metering.meter import measure, round_messages
@@ -66,6 +68,19 @@ def test_messages_are_those_of_the_fleet() -> None:
 def test_every_loss_can_be_stepped(name: str) -> None:
     loss = loss_named(name, num_classes=3 if name == "softmax" else None)
     step_runner(loss, num_samples=20, dim=4)()
+
+
+def test_the_steps_are_those_of_a_real_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Any] = []
+
+    def noted(theta: Any, rows: Any, **how: Any) -> None:
+        moved = noisy_steps(theta, rows, **how)
+        taken.append((len(rows), how["batch_size"], how["tau"], moved is not None))
+
+    monkeypatch.setattr("fedbudget.metering.steps.noisy_steps", noted)
+    found = measure(LOGISTIC, num_samples=50, dim=5, seconds=0.001)
+    assert set(taken) == {(50, 50, found.tau, True)}
+    assert found.step.repeats == (len(taken) - 1) * found.tau  # the first warms up
 
 
 @pytest.mark.parametrize("size", [1, 200_000])

@@ -25,7 +25,10 @@ def show_measured(
     with new_page() as console:
         show_heading(console, "Measured on this device")
         table = new_table("", "seconds", "joules", "repeats", right=True)
-        for name, meter in (("local step", found.step), ("round", found.round)):
+        for name, meter in (
+            (f"step, {found.tau} a round", found.step),
+            ("round", found.round),
+        ):
             table.add_row(name, *_cells(meter))
         show_table(console, table)
         show_pairs(

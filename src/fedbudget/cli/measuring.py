@@ -1,13 +1,14 @@
 """`fedbudget measure`: what a step and a round cost on this device."""
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedbudget.cli.config import Config, read_config, with_prices
-from fedbudget.cli.options import OUTPUT
+from fedbudget.cli.options import OUTPUT, Question
 from fedbudget.cli.output import print_json, progress
 from fedbudget.errors import InvalidInputError, RecordError
 from fedbudget.models import Loss, loss_named
@@ -129,7 +130,10 @@ def measure(
         typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
     ] = False,
 ) -> None:
-    """Measure what a local step and a round cost on this device: its prices."""
+    """Measure what a step and a round cost on this device: its prices.
+
+    Steps are those of fedbudget device, ten a round; a round is its messages.
+    """
     from fedbudget.metering.links import Broker, parse_broker
     from fedbudget.metering.meter import measure as measured_here
 
@@ -150,7 +154,7 @@ def measure(
         "communication": (communication, f"{unit} for a round ({found.link})"),
         "computation": (
             computation,
-            f"{unit} for a step of {work['num_samples']} rows",
+            f"{unit} for a step of {work['num_samples']} rows, {found.tau} a round",
         ),
         "computation_per_sample": (0.0, "the step's price holds all of it"),
     }
@@ -165,38 +169,34 @@ def measure(
 
 
 def _work(config: Config | None, **given: Any) -> dict[str, Any]:
-    """Return the size of a step, from the options or else from the config."""
-    samples, dim, name = given["samples"], given["dim"], given["loss"]
-    classes = given["classes"]
-    if config is not None and (samples is None or dim is None):
-        problem = _problem(config)
-        samples = int(problem.num_samples.max()) if samples is None else samples
-        dim = problem.dim if dim is None else dim
-        if name is None:
-            return {"loss": problem.model, "num_samples": samples, "dim": dim}
-    if samples is None or dim is None:
+    """Return the size of a step: the config's, but for what the options say."""
+    known = {} if config is None else _shape(config)
+    known |= {name: value for name, value in given.items() if value is not None}
+    if "samples" not in known or "dim" not in known:
         raise InvalidInputError(
             "nothing to measure: name a fedbudget.toml, or say how large a step is, "
             "--samples 1628 --dim 102"
         )
+    classes = known.get("classes")
     usual = "logistic" if classes in (None, 2) else "softmax"
-    loss: Loss = loss_named(name or usual, num_classes=classes)
-    return {"loss": loss, "num_samples": samples, "dim": dim}
+    loss: Loss = loss_named(known.get("loss", usual), num_classes=classes)
+    return {"loss": loss, "num_samples": known["samples"], "dim": known["dim"]}
 
 
-def _problem(config: Config) -> Any:
+def _shape(config: Config) -> dict[str, Any]:
     """Return the shape of the config's data; its rows are counted, not used."""
-    from fedbudget.data import from_table
+    from fedbudget.cli.sources import read_data
 
-    data = from_table(
-        config.table,
-        label=config.values["label"]["name"],
-        device=config.values["data"].get("device"),
-        partition=config.values["data"].get("partition"),
-        missing=config.values["data"].get("missing", "error"),
-        schema=config.schema,
-    )
-    return data.problem(loss=config.values.get("plan", {}).get("loss"))
+    names = {item.name for item in fields(Question)}
+    told = {name: held for name, held in config.options.items() if name in names}
+    data = read_data(Question(data=config.table, **told))
+    problem = data.problem(loss=told.get("loss"))
+    return {
+        "samples": int(problem.num_samples.max()),
+        "dim": problem.dim,
+        "loss": problem.model.name,
+        "classes": data.num_classes,
+    }
 
 
 def _write(config: str, prices: dict[str, tuple[float, str]]) -> None:
@@ -224,4 +224,5 @@ def _plain(found: Any, unit: str, work: dict[str, Any]) -> dict[str, Any]:
         "samples": work["num_samples"],
         "dim": work["dim"],
         "loss": work["loss"].name,
+        "tau": found.tau,
     }

@@ -1,7 +1,7 @@
 """The local steps of one device in NumPy, written to be read beside the paper.
 
-This is the reference: the compiled kernels are tested against it. It knows no plans and
-no transport, and is what a real device runs.
+This is the reference: the compiled kernels, and the steps of real devices
+(`fleet.steps`), are tested against it. It knows no plans and no transport.
 """
 
 from collections.abc import Sequence

@@ -100,11 +100,16 @@ class SimulatedDevices:
             answered=answered,
             epsilon=self.ledger.epsilon_at(order.plan.delta),
             cost=self.ledger.cost,
-            refused={
-                int(m): "the round would overdraw this device's budget"
-                for m in np.flatnonzero(asked & ~paid)
-            },
+            refused=self._refusals(charge, asked & ~paid),
         )
+
+    def _refusals(self, charge: Charge, who: Bools) -> dict[int, str]:
+        affords = self.ledger.affords_cost(charge)
+        words = "the round would overdraw this device's {} budget"
+        return {
+            int(m): words.format("privacy" if affords[m] else "cost")
+            for m in np.flatnonzero(who)
+        }
 
     def catch_up(self, plan: Plan, rounds: int) -> None:
         """Charge the ledgers for rounds that an interrupted run has done."""

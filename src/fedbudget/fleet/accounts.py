@@ -24,12 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedbudget.checks import floats
 from fedbudget.errors import LedgerError
 from fedbudget.fleet import stored_answers
 from fedbudget.fleet.chain import Anchor, Entry, append, check_chain, open_database
 from fedbudget.fleet.policy import BudgetPolicy
 from fedbudget.fleet.stored_answers import StoredAnswer
-from fedbudget.ledger import Charge, Ledger
+from fedbudget.ledger import Charge, Ledger, mu_squared
 
 PRIVACY, COST = "privacy-budget", "cost-budget"  # which of the two a charge overdraws
 
@@ -128,24 +129,19 @@ class Accounts:
 
         When this returns none, the charge is on disk: only then may data be touched.
         """
-        multiplier, cost = (
-            float(_one(charge.noise_multiplier)),
-            float(_one(charge.cost)),
-        )
         with self._open() as database:
             if round <= self._memory.last_round.get(run, 0):
                 raise LedgerError(f"round {round} is not after the last that was paid")
-            spent = float(self._memory.ledger.cost[0])
-            if not bool(self._memory.ledger.charge(charge)[0]):
-                over = spent + cost > self._policy.cost * (1 + 1e-12)
-                return COST if over else PRIVACY
-            mu_squared = 4 * charge.steps / multiplier**2
+            ledger = self._memory.ledger
+            if not ledger.charge(charge)[0]:
+                return PRIVACY if ledger.affords_cost(charge)[0] else COST
+            spent = mu_squared(charge.steps, charge.noise_multiplier).item()
             body = {
                 "steps": charge.steps,
-                "noise_multiplier": multiplier,
-                "cost": cost,
-                "mu_squared": mu_squared,  # Gaussian DP
-                "rho": mu_squared / 2,  # zCDP
+                "noise_multiplier": floats(charge.noise_multiplier).item(),
+                "cost": floats(charge.cost).item(),
+                "mu_squared": spent,  # Gaussian DP
+                "rho": spent / 2,  # zCDP
             }
             # Memory is charged already; if this fails, it is read again from the file.
             self._write(database, "charge", body, run=run, round=round, counted=True)
@@ -278,7 +274,3 @@ def charge_of(entry: Entry) -> Charge:
         noise_multiplier=float(body["noise_multiplier"]),
         cost=float(body["cost"]),
     )
-
-
-def _one(value: Any) -> float:
-    return float(value)

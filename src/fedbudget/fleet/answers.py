@@ -27,7 +27,7 @@ _TAIL = 6.0
 _ROUNDING = 1 + 1e-3  # of the noise to a grid, and of models to single precision
 
 # A device that says this may answer the same order later.
-_PASSING = ("unknown-run", "device-trouble", "malformed")
+_PASSING = "device-trouble"
 # It had refused the run, and then joined: what came of this round is not known.
 JOINED_LATE = "joined-late"
 # A device of which this is known may have been charged: its answer was lost, its model
@@ -104,7 +104,7 @@ def read_answer(reply: Reply, asked: Asked, index: int) -> Array:
 
 def is_final(reply_code: str) -> bool:
     """Return whether a device that refused so will refuse this round again."""
-    return reply_code not in _PASSING
+    return reply_code != _PASSING
 
 
 def theta_of(payload: bytes, precision: str, num_params: int) -> Array:

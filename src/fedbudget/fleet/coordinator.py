@@ -266,24 +266,23 @@ class FleetDevices:
         while len(batch) < _DRAIN and (more := self._channel.receive(0)) is not None:
             batch.append(more)
         with self._checkpoints.together():
-            again = [m for m in batch if self._take(current, m)]
+            for message in batch:
+                self._take(current, message)
         for message in batch:
             self._channel.acknowledge(message)
-        if again:
-            self._send_again({topics.parse(message.topic)[1] for message in again})
 
-    def _take(self, current: OpenRound, message: Message) -> bool:
-        """Take in one message; return whether its device lacks the offer."""
+    def _take(self, current: OpenRound, message: Message) -> None:
+        """Take in one message, or drop it."""
         device = "(unknown)"
         try:
             _, device = topics.parse(message.topic)
             if self.roster.take(message):
-                return False
+                return
             whole = self._joiner.add(device, message.payload)
-            return whole is not None and current.take(device, whole)
+            if whole is not None:
+                current.take(device, whole)
         except MessageError as error:
             current.drop(device, str(error))
-            return False
 
     def _send_again(self, devices: set[str]) -> None:
         """Send these devices' offers, and the order, once more."""

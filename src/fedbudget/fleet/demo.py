@@ -26,7 +26,6 @@ from fedbudget.fleet.trial import (
     Terms,
     free_port,
     listens,
-    mosquitto,
     wait_until,
     write_site,
 )
@@ -48,7 +47,6 @@ class TrialFleet:
     minimum: int | None = None  # of answers; none: of all devices
     port: int = field(default_factory=free_port)
     status_port: int = field(default_factory=free_port)
-    deploy: Path | None = None  # where mosquitto's configuration is; none: embedded
 
     def __post_init__(self) -> None:
         self.certs = self.folder / "certs"
@@ -66,15 +64,6 @@ class TrialFleet:
         return self.folder / "logs" / f"{name}.log"
 
     def _broker(self) -> Child:
-        if self.deploy is not None:
-            found = mosquitto(
-                self.deploy,
-                certs=self.certs,
-                folder=self.folder / "broker",
-                port=self.port,
-            )
-            if found is not None:
-                return found
         where = ("--certs", str(self.certs), "--port", str(self.port))
         return Child(("fleet", "broker", *where), self.log_of("broker"))
 

@@ -10,11 +10,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbudget.checks import within
+from fedbudget.checks import whole, within
 from fedbudget.errors import InvalidInputError, MessageError
 from fedbudget.fleet import topics
 from fedbudget.fleet.channel import Message
@@ -273,8 +273,15 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     4
 
     Raises:
-        InvalidInputError: A value is missing or wrong.
+        InvalidInputError: A key is not known, or a value is missing or wrong.
     """
+    known = [item.name.replace("_", "-") for item in fields(Settings)]
+    known.remove("broker")  # Flower is the way to the devices
+    for key in config:
+        if key not in known:
+            raise InvalidInputError(
+                f"{key} in the run config is not known: use only {', '.join(known)}"
+            )
     plain = {key.replace("-", "_"): value for key, value in config.items()}
     for key in ("out", "signing_key"):
         if not plain.get(key):
@@ -283,9 +290,9 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
                 f"{name} is missing in the run config: give --run-config "
                 f"'{name}=\"...\"'"
             )
-        plain[key] = Path(plain[key])
+        plain[key] = Path(str(plain[key]))
     # Flower's config knows no none: 0 devices are all that come, port -1 is no page.
     plain["devices"] = plain.get("devices") or None
-    port = plain.get("status_port", -1)
+    port = whole("status-port", plain.get("status_port", -1), least=-1, most=65535)
     plain["status_port"] = None if port < 0 else port
     return Settings(**plain)

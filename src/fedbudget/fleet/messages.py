@@ -49,10 +49,8 @@ PRECISIONS: dict[str, np.dtype[Any]] = {
 # Why a device does not answer a round. The words after the code are for people; neither
 # tells how much of a budget is left.
 REFUSALS = (
-    "malformed",  # not a message of this version
     "untrusted",  # not signed by a coordinator that the owner trusts
     "policy",  # outside what the owner allows
-    "unknown-run",  # no offer for this run was accepted
     "wrong-round",  # not a round of the run, or one that is over
     "bad-model",  # wrong size, or not finite
     "privacy-budget",  # would overdraw; there is a budget, its state stays private

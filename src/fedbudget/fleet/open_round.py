@@ -75,8 +75,8 @@ class OpenRound:
         """Those of whom nothing was heard, not even too late."""
         return self._wanted - set(self.replies) - self._heard
 
-    def take(self, device: str, payload: bytes) -> bool:
-        """Take in a reply; return whether the device lacks the offer of this run.
+    def take(self, device: str, payload: bytes) -> None:
+        """Take in a reply.
 
         Raises:
             MessageError: It is not worth anything.
@@ -85,24 +85,25 @@ class OpenRound:
             raise MessageError("it has no part in this run")
         reply = read_reply(payload, device=device, run=self.asked.run)
         if reply is None:
-            return False  # an old run's, sent again
+            return  # an old run's, sent again
         if reply.round > self.asked.round:
             raise MessageError(f"it answers round {reply.round}, which nobody ordered")
         if reply.round == 0:
             self._answer_to_offer(device, reply)
-            return False
+            return
         if reply.round < self.asked.round:
             self._late(device, reply)
-            return False
+            return
         if device not in self._wanted:
-            return False  # it has left the run as planned, and says that it will not
+            return  # it has left the run as planned, and says that it will not
         known = self.replies.get(device)
         if known is not None and known.outcome == ANSWERED:
             if reply.theta != known.theta:
                 raise MessageError("it has answered this round before, otherwise")
-            return False  # the same bytes again: our order came twice
+            return  # the same bytes again: our order came twice
         if reply.refused:
-            return self._refuse(device, reply)
+            self._refuse(device, reply)
+            return
         read_answer(reply, self.asked, self._index[device])
         self._passing.discard(device)
         self._note(
@@ -111,7 +112,6 @@ class OpenRound:
                 round=reply.round, device=device, outcome=ANSWERED, theta=reply.theta
             ),
         )
-        return False
 
     def _answer_to_offer(self, device: str, reply: Reply) -> None:
         """A device that refuses the run refuses every round of it."""
@@ -154,8 +154,7 @@ class OpenRound:
     def _answered(self, name: str) -> bool:
         return name in self.replies and self.replies[name].outcome == ANSWERED
 
-    def _refuse(self, device: str, reply: Reply) -> bool:
-        first = device not in self._passing
+    def _refuse(self, device: str, reply: Reply) -> None:
         if is_final(reply.code):
             self._passing.discard(device)
         else:
@@ -166,7 +165,6 @@ class OpenRound:
                 round=reply.round, device=device, outcome=REFUSED, reason=_words(reply)
             ),
         )
-        return first and reply.code == "unknown-run"
 
     def _late(self, device: str, reply: Reply) -> None:
         """Note that a device has paid for a round that is over."""

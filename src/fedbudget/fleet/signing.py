@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 
 from fedbudget.errors import InvalidInputError, MessageError
-from fedbudget.fleet.codec import MAX_BYTES, decode, encode
+from fedbudget.fleet.codec import decode, encode
 from fedbudget.fleet.messages import Message
 
 # Signed together with the message: a signature made for another use does not count.
@@ -87,14 +87,14 @@ class Trust:
     def __init__(self, public_keys: Iterable[str]) -> None:
         self._keys = {text: read_public_key(text) for text in public_keys}
 
-    def open(self, data: bytes, *, limit: int = MAX_BYTES) -> tuple[bytes, str]:
+    def open(self, data: bytes) -> tuple[bytes, str]:
         """Return the bytes of the message, and the public key that signed them.
 
         Raises:
             MessageError: The bytes are not a signed message, or nobody trusted
                 signed it.
         """
-        value = decode(data, limit=limit)
+        value = decode(data)
         if not isinstance(value, list) or [type(item) for item in value] != [bytes] * 2:
             raise MessageError("not a signed message")
         body, signature = value

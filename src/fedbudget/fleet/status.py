@@ -29,12 +29,12 @@ _PER_DEVICE = (
 class StatusServer:
     """Serves the status until it is closed; port 0 takes any that is free."""
 
-    def __init__(self, source: Source, *, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, source: Source, *, port: int) -> None:
         class Handler(_Handler):
             status = staticmethod(source)
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         except OSError as error:
             raise RecordError(
                 f"status port {port} cannot be used ({error.strerror}): choose another"

@@ -4,10 +4,8 @@ The demonstration, the benchmarks and the tests use it. Every part is a process 
 own, as it would be on machines of their own.
 """
 
-import getpass
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -159,26 +157,6 @@ class Child:
             except subprocess.TimeoutExpired:
                 self._process.kill()
         self._process.wait()
-
-
-def mosquitto(deploy: Path, *, certs: Path, folder: Path, port: int) -> Child | None:
-    """Return mosquitto with the configuration of `deploy`; none if not installed."""
-    program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    text = (deploy / "mosquitto" / "fedbudget.conf").read_text()
-    for shipped, ours in (
-        ("/etc/mosquitto/certs", certs.resolve()),
-        ("/etc/mosquitto/fedbudget.acl", deploy / "mosquitto" / "fedbudget.acl"),
-        ("/var/lib/mosquitto/", f"{folder.resolve()}/"),
-        ("listener 8883", f"listener {port} 127.0.0.1"),
-    ):
-        text = text.replace(shipped, str(ours))
-    # Started by root it would become a user who cannot read the trial's keys.
-    config = folder / "mosquitto.conf"
-    config.write_text(f"user {getpass.getuser()}\n{text}")
-    return Child(("-c", str(config)), folder / "broker.log", command=(program,))
 
 
 def wait_until(

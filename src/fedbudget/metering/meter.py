@@ -16,9 +16,10 @@ from fedbudget.fleet.messages import (
     RoundOrder,
     theta_to_bytes,
 )
+from fedbudget.fleet.steps import MOST_ROWS
 from fedbudget.metering.energy import Rapl
 from fedbudget.metering.links import Broker, loopback, through_broker
-from fedbudget.metering.steps import step_runner
+from fedbudget.metering.steps import TAU, step_runner
 from fedbudget.models import Loss
 
 UNITS = ("seconds", "joules")
@@ -29,8 +30,8 @@ _LEAST_REPEATS = 5
 class Meter:
     """What was measured of one kind of work."""
 
-    seconds: float  # median of one repeat
-    joules: float | None  # mean of one repeat; None where nothing tells
+    seconds: float  # of one; a median
+    joules: float | None  # of one, a mean; None where nothing tells
     repeats: int
 
 
@@ -38,6 +39,7 @@ class Meter:
 class Measured:
     """What a step and a round cost on this device."""
 
+    tau: int  # steps in a round: each pays for its share of what comes once
     step: Meter
     round: Meter
     order_bytes: int  # down, each round
@@ -78,7 +80,7 @@ def measure(
     """Time local steps and rounds on this device.
 
     Args:
-        loss: What the steps minimise.
+        loss: What the steps minimise; they are those of a real device.
         num_samples: Rows in a step.
         dim: Columns of a row.
         seconds: How long to repeat each kind of work; at least five times.
@@ -86,7 +88,7 @@ def measure(
         broker: An MQTT broker for the rounds; without it they stay on this machine.
         rapl: The energy counters; by default those of this machine.
     """
-    whole("num_samples", num_samples, most=10**8)
+    whole("num_samples", num_samples, most=MOST_ROWS)
     whole("dim", dim, most=10**8)
     within("seconds", seconds, above=0, most=3600)
     if watts is not None:
@@ -99,17 +101,19 @@ def measure(
         energy = "RAPL, the processor and all that it did" if readable else "none"
     order, reply = round_messages(loss.num_params(dim))
 
-    def metered(work: Callable[[], None]) -> Meter:
-        return _repeat(work, seconds, watts, counters if watts is None else None)
+    def metered(work: Callable[[], None], at_once: int) -> Meter:
+        rapl = counters if watts is None else None
+        return _repeat(work, at_once, seconds, watts, rapl)
 
-    step = metered(step_runner(loss, num_samples=num_samples, dim=dim))
+    step = metered(step_runner(loss, num_samples=num_samples, dim=dim), TAU)
     if broker is None:
         connection, link = loopback(order, reply), "TCP on this machine, no network"
     else:
         connection, link = through_broker(broker, order, reply), f"MQTT, {broker}"
     with connection as connected:
-        round_ = metered(connected.round)
+        round_ = metered(connected.round, 1)
     return Measured(
+        tau=TAU,
         step=step,
         round=round_,
         order_bytes=len(order),
@@ -129,9 +133,13 @@ def round_messages(num_params: int) -> tuple[bytes, bytes]:
 
 
 def _repeat(
-    work: Callable[[], None], seconds: float, watts: float | None, rapl: Rapl | None
+    work: Callable[[], None],
+    at_once: int,
+    seconds: float,
+    watts: float | None,
+    rapl: Rapl | None,
 ) -> Meter:
-    """Repeat the work for a while; the first time is not counted."""
+    """Repeat work that does `at_once` of a kind; the first time is not counted."""
     work()
     times: list[float] = []
     before = rapl.read() if rapl is not None and rapl.readable else None
@@ -139,10 +147,10 @@ def _repeat(
     while len(times) < _LEAST_REPEATS or time.perf_counter() - started < seconds:
         begun = time.perf_counter()
         work()
-        times.append(time.perf_counter() - begun)
-    joules = None
+        times.append((time.perf_counter() - begun) / at_once)
+    repeats, joules = at_once * len(times), None
     if watts is not None:
         joules = watts * median(times)
     elif rapl is not None and before is not None:
-        joules = rapl.joules_since(before) / len(times)
-    return Meter(seconds=median(times), joules=joules, repeats=len(times))
+        joules = rapl.joules_since(before) / repeats
+    return Meter(seconds=median(times), joules=joules, repeats=repeats)

@@ -1,7 +1,8 @@
-"""A fleet over Flower on this machine: SuperLink, SuperNodes, guards; see `demo`.
+"""A fleet over Flower on this machine, for tests and benchmarks; see `fleet.demo`.
 
-All on loopback, without TLS and as one user, which is for a trial only. Flower's
-programs are told to call nobody: no telemetry, no question for updates.
+SuperLink, SuperNodes and guards are all on loopback, without TLS and as one user,
+which is for a trial only. Flower's programs are told to call nobody: no telemetry, no
+question for updates.
 """
 
 import os
@@ -17,10 +18,12 @@ from fedbudget.errors import MissingExtraError, TrainingError
 from fedbudget.fleet.demo import TrialFleet
 from fedbudget.fleet.trial import Child, free_port, listens, wait_until, write_site
 
+APP = Path(__file__).parents[2] / "deploy" / "flower"
+
 
 @dataclass
 class FlowerTrial(TrialFleet):
-    """The processes of a fleet over Flower; `deploy` is where its app is."""
+    """The processes of a fleet over Flower."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,7 +83,6 @@ class FlowerTrial(TrialFleet):
         )
 
     def _server(self) -> Child:
-        assert self.deploy is not None
         count = self.data.num_devices
         config = {
             "out": str((self.folder / "out").resolve()),
@@ -99,7 +101,7 @@ class FlowerTrial(TrialFleet):
         ]
         return self._flower(
             "run",
-            *("flwr", "run", str(self.deploy / "flower"), "trial", "--stream"),
+            *("flwr", "run", str(APP), "trial", "--stream"),
             *("--run-config", " ".join(words)),
         )
 
