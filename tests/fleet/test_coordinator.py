@@ -325,6 +325,17 @@ def test_without_enough_answers_the_round_goes_on_and_then_ends_the_run(
     assert connection.orders[0] == decode_stored(site, 1)
 
 
+def test_started_again_it_counts_every_reply_once(site: Site) -> None:
+    silent: Script = lambda order: []  # noqa: E731
+    devices, _ = site.start({"d": silent}, minimum=4, deadline=0.1, patience=1)
+    with pytest.raises(fb.TrainingError, match="round 1 has 3 answers"):
+        devices.run_round(ordered())
+    again, _ = site.start()
+    assert [d["answered"] for d in again.status()["devices"]] == [0, 0, 0, 0]
+    again.run_round(ordered())
+    assert [d["answered"] for d in again.status()["devices"]] == [1, 1, 1, 1]
+
+
 def decode_stored(site: Site, round: int) -> bytes:
     assert site.checkpoints is not None
     found = site.checkpoints.order(round)

@@ -176,11 +176,11 @@ class Checkpoints:
         )
 
     def rounds_with(self, outcome: str) -> dict[str, int]:
-        """Return in how many rounds each device had this outcome."""
+        """Return in how many rounds that are over each device had this outcome."""
         return dict(
             self._all(
-                "SELECT device, count(*) FROM replies WHERE outcome = ? AND round > 0 "
-                "GROUP BY device",
+                "SELECT device, count(*) FROM replies WHERE outcome = ? AND round IN "
+                "(SELECT round FROM rounds) GROUP BY device",
                 (outcome,),
             )
         )
