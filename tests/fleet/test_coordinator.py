@@ -492,6 +492,50 @@ def test_the_loop_ends_when_all_refuse(site: Site) -> None:
         fb.train(PLAN, devices)
 
 
+@pytest.mark.parametrize("round", [0, 1], ids=["of the run", "of a round"])
+def test_owners_who_had_all_refused_may_think_again(site: Site, round: int) -> None:
+    scripts: dict[str, Script] = {
+        name: lambda o, n=name: [replace(refusal(o, n, "policy"), round=round)]  # type: ignore[misc]
+        for name in NAMES
+    }
+    folder = str(site.path / "run")
+    devices, _ = site.start(scripts, minimum=2)
+    with pytest.raises(fb.TrainingError, match="no device answered round 1: policy"):
+        fb.train(PLAN, devices, record=folder)
+    assert site.checkpoints is not None and site.checkpoints.rounds_closed() == 0
+    # Nothing has changed: asked again, they refuse again.
+    devices, _ = site.start(scripts, minimum=2)
+    with pytest.raises(fb.TrainingError, match="no device answered round 1: policy"):
+        fb.train(PLAN, devices, record=folder)
+    devices, _ = site.start(minimum=2)
+    run = fb.train(PLAN, devices, record=folder)
+    assert [row["answered"] for row in run.rounds] == [4] * PLAN.rounds
+
+
+def test_too_many_refusals_for_the_minimum_are_not_for_good(site: Site) -> None:
+    no: Script = lambda o: [refusal(o, "d", "policy")]  # noqa: E731
+    devices, _ = site.start({"d": no}, minimum=4)
+    with pytest.raises(fb.TrainingError, match="round 1 has 3 answers"):
+        devices.run_round(ordered())
+    again, _ = site.start(minimum=4)
+    mean_of(again.run_round(ordered()), *NAMES)
+
+
+def test_a_run_goes_on_only_in_its_own_precision(site: Site) -> None:
+    devices, _ = site.start()
+    devices.run_round(ordered(1))
+    sent: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Scripted, "publish", lambda s, topic, *_, **__: sent.append(topic)
+        )
+        with pytest.raises(fb.RecordError, match="models are float64, not float32"):
+            site.start(precision="float32")
+    assert sent == []
+    again, _ = site.start()
+    mean_of(again.run_round(ordered(2)), *NAMES)
+
+
 def test_a_run_under_drift_control_says_so_and_allows_for_it(site: Site) -> None:
     plan = replace(PLAN, drift_control=True, momentum=0.25)
     far = 1.5 * farthest(plan, 1, THETA) / 2  # in each of four numbers

@@ -24,7 +24,7 @@ On the coordinator:
 server.py     its whole life; roster.py gathers devices, status.py tells what it does
 coordinator.py the `Devices` seam over a channel; open_round.py the open round
 answers.py    what a reply is worth; tally.py what devices have spent at most
-checkpoints.py its memory, in SQLite
+offers.py     each device's part of the plan; checkpoints.py its memory, in SQLite
 trial.py, demo.py, flower_trial.py   a fleet on one machine
 
 Nothing is imported here: a device loads only what it runs.

@@ -175,6 +175,14 @@ class Checkpoints:
             (reply.round, reply.device, reply.outcome, reply.reason, reply.theta),
         )
 
+    def forget_refusals(self) -> None:
+        """Forget who refused the run, or a round that is not over: it is asked anew."""
+        self._do(
+            "DELETE FROM replies WHERE outcome = ? AND round NOT IN "
+            "(SELECT round FROM rounds)",
+            (REFUSED,),
+        )
+
     def rounds_with(self, outcome: str) -> dict[str, int]:
         """Return in how many rounds that are over each device had this outcome."""
         return dict(
