@@ -521,6 +521,25 @@ def test_too_many_refusals_for_the_minimum_are_not_for_good(site: Site) -> None:
     mean_of(again.run_round(ordered()), *NAMES)
 
 
+def test_an_offer_that_met_a_passing_trouble_is_sent_again(site: Site) -> None:
+    sent: list[int] = []
+
+    def script(order: RoundOrder) -> list[Any]:
+        trouble = replace(refusal(order, "c", "device-trouble"), round=0)
+        sent.append(connection.offers.count("c"))
+        return [trouble] if sent[-1] < 3 else [reply_to(order, "c")]
+
+    devices, connection = site.start({"c": script}, deadline=0.4)
+    first = devices.run_round(ordered(1))
+    mean_of(first, "a", "b", "d")
+    # At half the deadline with the order, and then before the next order.
+    assert sent == [1, 2]
+    mean_of(devices.run_round(ordered(2)), *NAMES)
+    assert site.checkpoints is not None and site.checkpoints.replies(0) == {}
+    devices.run_round(ordered(3))
+    assert connection.offers.count("c") == 3
+
+
 def test_a_run_goes_on_only_in_its_own_precision(site: Site) -> None:
     devices, _ = site.start()
     devices.run_round(ordered(1))

@@ -199,6 +199,7 @@ class FleetDevices:
             reach=self._reach.before(order.number),
         )
         current = OpenRound(asked, self.names, self._checkpoints, self.tally)
+        self._send_again(set(self._silence), order=False)  # an offer met a full disk
         self._keep(topics.order(self._run.run), payload)
         started = time.monotonic()
         self._collect(current, started)
@@ -283,11 +284,11 @@ class FleetDevices:
             current.drop(device, str(error))
             return False
 
-    def _send_again(self, devices: set[str]) -> None:
+    def _send_again(self, devices: set[str], *, order: bool = True) -> None:
         """Send these devices' offers, and the order, once more."""
         assert self._run is not None
         starts = [*map(topics.offer, sorted(devices)), topics.order(self._run.run)]
-        for start in starts:
+        for start in starts if order else starts[:-1]:
             for topic, payload in self._channel.kept.items():
                 if topic == start or topic.startswith(f"{start}/"):
                     self._channel.publish(topic, payload, retain=True)
