@@ -22,6 +22,7 @@ steps.py      the noisy steps, with exact sums; noise.py draws exact noise
 On the coordinator:
 
 server.py     its whole life; roster.py gathers devices, status.py tells what it does
+fleet_plan.py a plan for those who declared themselves, if they fit together
 coordinator.py the `Devices` seam over a channel; open_round.py the open round
 answers.py    what a reply is worth; tally.py what devices have spent at most
 offers.py     each device's part of the plan; checkpoints.py its memory, in SQLite
