@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
 
 from fedbudget.fleet import topics
 from fedbudget.fleet.certificates import COORDINATOR, identity_of, make_certificates
 from fedbudget.fleet.channel import Message
-from fedbudget.fleet.mqtt import Broker, Connection
+from fedbudget.fleet.mqtt import Broker, Connection, _tls
 from tests.fleet.brokers import BrokerProcess
 
 RUN = bytes(16)
@@ -131,6 +133,40 @@ def test_a_certificate_of_another_name_does_not_help(broker: BrokerProcess) -> N
         server.publish(topics.order(RUN), END)
         assert payloads(received(honest, 1)) == [END]
         assert payloads(received(thief, 1, seconds=10 if taken else 0)) == [END] * taken
+
+
+@pytest.mark.parametrize("name, clean", [("device-13", False), ("device-15", True)])
+def test_who_connects_as_another_does_not_touch_its_session(
+    broker: BrokerProcess, name: str, clean: bool
+) -> None:
+    with connected(broker, COORDINATOR) as server, connected(broker, name) as victim:
+        thief = intruder(broker, name, holds="device-14", clean=clean)
+        thief.loop_start()
+        time.sleep(1)
+        server.publish(topics.order(RUN), b"order")
+        assert payloads(received(victim, 1)) == [b"order"]
+        cable = victim._client.socket()
+        assert cable is not None
+        cable.close()  # the broker publishes the last will of the victim: its own
+        found = received(server, 1)
+        assert payloads(found) == [topics.OFFLINE]
+        assert found[0].topic == topics.status(name)
+        assert payloads(received(server, 1, seconds=1)) == []
+        thief.disconnect()
+        thief.loop_stop()
+
+
+def intruder(
+    broker: BrokerProcess, name: str, *, holds: str, clean: bool
+) -> paho.Client:
+    """Connect under another's name, with a last will in that name."""
+    client = paho.Client(
+        CallbackAPIVersion.VERSION2, client_id=name, clean_session=clean
+    )
+    client.tls_set_context(_tls(identity_of(broker.certs, holds)))
+    client.will_set(topics.reply(name), b"forged", qos=1)
+    client.connect("127.0.0.1", broker.port)
+    return client
 
 
 def test_who_dies_is_reported(broker: BrokerProcess) -> None:

@@ -324,6 +324,17 @@ def test_without_enough_answers_the_round_goes_on_and_then_ends_the_run(
     assert connection.orders[0] == decode_stored(site, 1)
 
 
+def test_started_again_it_counts_every_reply_once(site: Site) -> None:
+    silent: Script = lambda order: []  # noqa: E731
+    devices, _ = site.start({"d": silent}, minimum=4, deadline=0.1, patience=1)
+    with pytest.raises(fb.TrainingError, match="round 1 has 3 answers"):
+        devices.run_round(ordered())
+    again, _ = site.start()
+    assert [d["answered"] for d in again.status()["devices"]] == [0, 0, 0, 0]
+    again.run_round(ordered())
+    assert [d["answered"] for d in again.status()["devices"]] == [1, 1, 1, 1]
+
+
 def decode_stored(site: Site, round: int) -> bytes:
     assert site.checkpoints is not None
     found = site.checkpoints.order(round)
@@ -478,6 +489,69 @@ def test_the_loop_ends_when_all_refuse(site: Site) -> None:
     devices, _ = site.start(scripts)
     with pytest.raises(fb.TrainingError, match="no device answered round 1"):
         fb.train(PLAN, devices)
+
+
+@pytest.mark.parametrize("round", [0, 1], ids=["of the run", "of a round"])
+def test_owners_who_had_all_refused_may_think_again(site: Site, round: int) -> None:
+    scripts: dict[str, Script] = {
+        name: lambda o, n=name: [replace(refusal(o, n, "policy"), round=round)]  # type: ignore[misc]
+        for name in NAMES
+    }
+    folder = str(site.path / "run")
+    devices, _ = site.start(scripts, minimum=2)
+    with pytest.raises(fb.TrainingError, match="no device answered round 1: policy"):
+        fb.train(PLAN, devices, record=folder)
+    assert site.checkpoints is not None and site.checkpoints.rounds_closed() == 0
+    # Nothing has changed: asked again, they refuse again.
+    devices, _ = site.start(scripts, minimum=2)
+    with pytest.raises(fb.TrainingError, match="no device answered round 1: policy"):
+        fb.train(PLAN, devices, record=folder)
+    devices, _ = site.start(minimum=2)
+    run = fb.train(PLAN, devices, record=folder)
+    assert [row["answered"] for row in run.rounds] == [4] * PLAN.rounds
+
+
+def test_too_many_refusals_for_the_minimum_are_not_for_good(site: Site) -> None:
+    no: Script = lambda o: [refusal(o, "d", "policy")]  # noqa: E731
+    devices, _ = site.start({"d": no}, minimum=4)
+    with pytest.raises(fb.TrainingError, match="round 1 has 3 answers"):
+        devices.run_round(ordered())
+    again, _ = site.start(minimum=4)
+    mean_of(again.run_round(ordered()), *NAMES)
+
+
+def test_an_offer_that_met_a_passing_trouble_is_sent_again(site: Site) -> None:
+    sent: list[int] = []
+
+    def script(order: RoundOrder) -> list[Any]:
+        trouble = replace(refusal(order, "c", "device-trouble"), round=0)
+        sent.append(connection.offers.count("c"))
+        return [trouble] if sent[-1] < 3 else [reply_to(order, "c")]
+
+    devices, connection = site.start({"c": script}, deadline=0.4)
+    first = devices.run_round(ordered(1))
+    mean_of(first, "a", "b", "d")
+    # At half the deadline with the order, and then before the next order.
+    assert sent == [1, 2]
+    mean_of(devices.run_round(ordered(2)), *NAMES)
+    assert site.checkpoints is not None and site.checkpoints.replies(0) == {}
+    devices.run_round(ordered(3))
+    assert connection.offers.count("c") == 3
+
+
+def test_a_run_goes_on_only_in_its_own_precision(site: Site) -> None:
+    devices, _ = site.start()
+    devices.run_round(ordered(1))
+    sent: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Scripted, "publish", lambda s, topic, *_, **__: sent.append(topic)
+        )
+        with pytest.raises(fb.RecordError, match="models are float64, not float32"):
+            site.start(precision="float32")
+    assert sent == []
+    again, _ = site.start()
+    mean_of(again.run_round(ordered(2)), *NAMES)
 
 
 def test_a_run_under_drift_control_says_so_and_allows_for_it(site: Site) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from fedbudget.errors import MessageError
 from fedbudget.fleet.codec import decode, encode
 from fedbudget.fleet.messages import (
+    Declaration,
     Message,
     Reply,
     RunOffer,
@@ -171,3 +172,22 @@ def test_encoding_is_stable() -> None:
     known += "6574686574614400000000"  # theta
     assert order(theta=bytes(4)).to_bytes().hex() == known
     assert encode(decode(bytes.fromhex(known))).hex() == known
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("epsilon", 1e308),
+        ("delta", 0.999999999999),
+        ("cost", 1e300),
+        ("communication_price", 1e300),
+        ("computation_price", 1.1e15),
+        ("least_noise_multiplier", 1e300),
+    ],
+)
+def test_no_declaration_holds_a_number_that_no_owner_means(
+    name: str, value: float
+) -> None:
+    plain = decode(declaration().to_bytes())
+    with pytest.raises(MessageError, match=f"{name} must be a number from"):
+        Declaration.from_value(plain | {name: value})

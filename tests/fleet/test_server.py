@@ -10,10 +10,11 @@ import pytest
 import fedbudget as fb
 from fedbudget.fleet import server, topics
 from fedbudget.fleet.channel import Message
+from fedbudget.fleet.fleet_plan import plan_fleet, plan_for
 from fedbudget.fleet.messages import Declaration
 from fedbudget.fleet.mqtt import Broker
 from fedbudget.fleet.roster import alike
-from fedbudget.fleet.server import Settings, plan_for, run_server
+from fedbudget.fleet.server import Settings, run_server
 from tests.fleet.examples import declaration
 from tests.fleet.test_coordinator import DECLARED, NAMES, SIGNER, Scripted
 
@@ -130,3 +131,102 @@ def test_devices_of_another_kind_are_left_out() -> None:
 def test_a_device_with_nothing_to_spend_is_named() -> None:
     with pytest.raises(fb.InvalidInputError, match="device b declares epsilon 0"):
         plan_for([told()[0], declaration(device="b", epsilon=0.0)])
+
+
+def devices(count: int, **changes: Any) -> list[Declaration]:
+    return [declaration(device=f"d{m}", **changes) for m in range(count)]
+
+
+@pytest.mark.parametrize("planner", ["joint", "bound", "paper"])
+def test_a_demand_for_noise_does_not_drown_the_others(planner: str) -> None:
+    usual = plan_for(devices(8), planner=planner)
+    most = 5 * float(usual.noise_multiplier.max())
+    cautious = declaration(device="d7", least_noise_multiplier=most)
+    plan, _ = plan_fleet([*devices(7), cautious], planner=planner)
+    assert (plan.noise_multiplier[7], plan.noise_multiplier[0]) == pytest.approx(
+        (most, most / 5)
+    )
+    # Its share of the averaged noise is that of any other device.
+    share = plan.weights * plan.noise_std
+    assert share[7] == pytest.approx(share[0])
+    assert plan.weights.sum() == pytest.approx(1)
+    plan.check_promise()
+
+
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("least", [1e5, 1e9, 1e15])
+def test_a_demand_beyond_measure_is_left_out_by_name(
+    count: int, least: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    hostile = declaration(device="z", least_noise_multiplier=least)
+    plan, kept = plan_fleet([*devices(count - 1), hostile])
+    assert [told.device for told in kept] == [f"d{m}" for m in range(count - 1)]
+    usual = plan_for(devices(count - 1))
+    assert plan.weights.tolist() == usual.weights.tolist()
+    assert plan.noise_std.tolist() == usual.noise_std.tolist()
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert told.startswith(
+        f"device z is left out: its least noise multiplier {least:g}"
+    )
+
+
+def test_who_has_a_large_epsilon_may_demand_the_noise_of_others() -> None:
+    # Far more noise than its own epsilon needs, and no more than the others have.
+    middle = float(plan_for(devices(8)).noise_multiplier[0])
+    open_ = declaration(device="d7", epsilon=1e6, least_noise_multiplier=middle)
+    plan, kept = plan_fleet([*devices(7), open_])
+    assert len(kept) == 8
+    assert plan.weights[7] >= plan.weights[0]
+
+
+def test_when_all_demand_it_the_noise_is_raised_for_all() -> None:
+    plan, kept = plan_fleet(devices(4, least_noise_multiplier=1e4))
+    assert len(kept) == 4 and (plan.noise_multiplier >= 1e4).all()
+    assert plan.weights.tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize(
+    "absurd, words",
+    [
+        ({"communication_price": 1e15}, "cost budget 1000 does not pay for one round"),
+        ({"cost": 0.0}, "cost budget 0 does not pay for one round"),
+        ({"epsilon": 0.0}, "epsilon 0 is no privacy to spend"),
+        ({"epsilon": 1e-300, "accountant": "zcdp"}, "epsilon 1e-300 is no privacy"),
+        ({"dim": 9}, "9 columns"),
+    ],
+)
+def test_who_cannot_take_part_is_left_out_by_name(
+    absurd: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan, kept = plan_fleet([*devices(3), declaration(device="z", **absurd)])
+    assert [told.device for told in kept] == ["d0", "d1", "d2"]
+    assert plan.num_devices == 3
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert told.startswith("device z is left out: ") and words in told
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"epsilon": 1e15},
+        {"epsilon": 1e15, "accountant": "zcdp"},
+        {"epsilon": 1e-6, "delta": 1e-100, "accountant": "zcdp"},
+        {"delta": 0.5},
+        {"cost": 1e15},
+        {"communication_price": 0.0, "computation_price": 0.0},
+        {"num_samples": 1 << 40, "epsilon": 1e15},
+        {"num_samples": 1},
+    ],
+)
+def test_whatever_a_declaration_may_hold_the_others_are_planned_for(
+    extreme: dict[str, Any],
+) -> None:
+    plan, kept = plan_fleet([*devices(3), declaration(device="z", **extreme)])
+    assert [told.device for told in kept][:3] == ["d0", "d1", "d2"]
+    assert (plan.device_rounds[:3] > 0).all()
+    plan.check_promise()
+
+
+def test_if_nobody_can_pay_that_is_told() -> None:
+    with pytest.raises(fb.InfeasibleBudgetError, match="none of the 3 devices"):
+        plan_fleet(devices(3, cost=1.0))

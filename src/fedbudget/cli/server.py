@@ -77,7 +77,7 @@ def server(
         str,
         typer.Option(
             metavar="float32|float64",
-            help="Of the models that are sent.",
+            help="Of the models that are sent; a run keeps its own.",
             rich_help_panel=RUN,
         ),
     ] = "float32",

@@ -4,9 +4,11 @@ import ssl
 from collections.abc import Iterator
 from typing import Any
 
+from amqtt.adapters import BufferReader
 from amqtt.broker import Action, Broker
 from amqtt.contexts import ListenerConfig
-from amqtt.errors import AMQTTError
+from amqtt.errors import AMQTTError, CodecError, MQTTError, NoDataError
+from amqtt.mqtt.connect import ConnectPacket
 from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
 from amqtt.session import Session
 
@@ -65,6 +67,26 @@ class _Steady(dict[str, list[Any]]):
         return iter(list(super().keys()))
 
 
+class _Kept:
+    """Reads from a connection, and keeps what it has read."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader, self.seen = reader, bytearray()
+
+    async def read(self, n: int = -1) -> bytes:
+        data: bytes = await self._reader.read(n)
+        self.seen += data
+        return data
+
+
+def _check_connect(packet: ConnectPacket, name: str) -> None:
+    """Raise unless a client and its last will are the certificate's owner's."""
+    if not name or packet.client_id != name:
+        raise AMQTTError(f"it calls itself {packet.client_id}")
+    if packet.will_flag and not may_publish(name, packet.will_topic or ""):
+        raise AMQTTError(f"its last will is for {packet.will_topic}")
+
+
 class FleetBroker(Broker):  # type: ignore[misc]  # untyped
     """amqtt's broker, with the gaps closed that concern certificates."""
 
@@ -81,18 +103,23 @@ class FleetBroker(Broker):  # type: ignore[misc]  # untyped
     async def _initialize_client_session(
         self, reader: Any, writer: Any, *where: Any
     ) -> Any:
-        """Know a client by the certificate of this connection, not of an old one."""
-        handler, session = await super()._initialize_client_session(
-            reader, writer, *where
-        )
-        session.username = common_name(writer.get_ssl_info())
-        will = session.will_topic if session.will_flag else None
-        if session.client_id != session.username or (
-            will is not None and not may_publish(session.username, will)
-        ):
-            await self._delete_session(session.client_id)
+        """Know a client by the certificate of this connection, not of an old one.
+
+        amqtt gives the last will of whoever connects to the session of that name, or
+        ends that session, before it asks who it is. So the packet is read here first,
+        and amqtt sees it only if all of it is the certificate's owner's.
+        """
+        name, kept = common_name(writer.get_ssl_info()), _Kept(reader)
+        try:
+            packet = await ConnectPacket.from_stream(kept)
+            _check_connect(packet, name)
+        except (AMQTTError, CodecError, MQTTError, NoDataError) as error:
             await writer.close()
-            raise AMQTTError(f"{session.username} connects as {session.client_id}")
+            raise AMQTTError(f"{name or 'nobody'} may not connect: {error}") from None
+        handler, session = await super()._initialize_client_session(
+            BufferReader(bytes(kept.seen)), writer, *where
+        )
+        session.username = name
         return handler, session
 
     async def _publish_retained_messages_for_subscription(

@@ -175,12 +175,20 @@ class Checkpoints:
             (reply.round, reply.device, reply.outcome, reply.reason, reply.theta),
         )
 
+    def forget_refusals(self) -> None:
+        """Forget who refused the run, or a round that is not over: it is asked anew."""
+        self._do(
+            "DELETE FROM replies WHERE outcome = ? AND round NOT IN "
+            "(SELECT round FROM rounds)",
+            (REFUSED,),
+        )
+
     def rounds_with(self, outcome: str) -> dict[str, int]:
-        """Return in how many rounds each device had this outcome."""
+        """Return in how many rounds that are over each device had this outcome."""
         return dict(
             self._all(
-                "SELECT device, count(*) FROM replies WHERE outcome = ? AND round > 0 "
-                "GROUP BY device",
+                "SELECT device, count(*) FROM replies WHERE outcome = ? AND round IN "
+                "(SELECT round FROM rounds) GROUP BY device",
                 (outcome,),
             )
         )

@@ -23,9 +23,9 @@ from fedbudget.fleet.messages import (
     PRECISIONS,
     Declaration,
     RoundOrder,
-    RunOffer,
     theta_to_bytes,
 )
+from fedbudget.fleet.offers import offers_of, precision_of
 from fedbudget.fleet.open_round import OpenRound
 from fedbudget.fleet.reach import Reach
 from fedbudget.fleet.roster import Roster, check_fit
@@ -106,6 +106,8 @@ class FleetDevices:
                 f"{self._checkpoints.path} holds a run of another plan or of other "
                 "devices: choose another folder"
             )
+        else:
+            self._go_on()
         self._run = stored
         self._reach = Reach(plan, self._checkpoints, self.precision)
         self.tally = Tally(plan, self.declared, self._checkpoints)
@@ -161,33 +163,27 @@ class FleetDevices:
             plan=StoredRun.plain(plan),
             declared=self.declared,
         )
-        offers = [
-            (told.device, self._signer.sign(self._offer(run, plan, index)))
-            for index, told in enumerate(self.declared)
-            if plan.device_rounds[index] > 0
-        ]
-        self._checkpoints.begin(begun, offers)
-        return begun
-
-    def _offer(self, run: bytes, plan: Plan, index: int) -> RunOffer:
-        return RunOffer(
+        offers = offers_of(
+            plan,
+            self.declared,
             run=run,
             name=self.name,
-            device=self.declared[index].device,
-            tau=plan.tau,
-            rounds=int(plan.device_rounds[index]),
-            learning_rate=plan.learning_rate,
-            sampling=plan.sampling,
-            num_samples=int(plan.num_samples[index]),
-            batch_size=int(plan.batch_size[index]),
-            noise_std=float(plan.noise_std[index]),
-            loss=plan.loss,
-            num_classes=plan.num_classes,
-            l2=plan.l2,
-            dim=plan.dim,
             precision=self.precision,  # type: ignore[arg-type]  # checked above
-            drift_momentum=plan.momentum if plan.drift_control else None,
         )
+        signed = [(offer.device, self._signer.sign(offer)) for offer in offers]
+        self._checkpoints.begin(begun, signed)
+        return begun
+
+    def _go_on(self) -> None:
+        """Prepare to go on with the run in the file; nothing is sent yet."""
+        held = precision_of(self._checkpoints.offers()[0][1])
+        if held != self.precision:
+            raise RecordError(
+                f"{self._checkpoints.path} holds a run whose models are {held}, not "
+                f"{self.precision}: give the precision that it was begun with"
+            )
+        # Owners may have corrected what they had refused for: they are asked again.
+        self._checkpoints.forget_refusals()
 
     def _carry_out(self, order: Order) -> Array:
         """Send the order, collect answers until the round is over, and average."""
@@ -203,11 +199,14 @@ class FleetDevices:
             reach=self._reach.before(order.number),
         )
         current = OpenRound(asked, self.names, self._checkpoints, self.tally)
+        self._send_again(set(self._silence), order=False)  # an offer met a full disk
         self._keep(topics.order(self._run.run), payload)
         started = time.monotonic()
         self._collect(current, started)
         self._silence = Counter({n: self._silence[n] + 1 for n in current.silent})
         theta = current.average(order.theta)
+        if current.num_answers == 0:
+            return theta  # all refuse: the round stays open until somebody answers
         seconds = time.monotonic() - started
         self._checkpoints.close_round(order.number, theta, seconds)
         self.tally.close(order.number, current.replies, seconds)
@@ -284,11 +283,11 @@ class FleetDevices:
         except MessageError as error:
             current.drop(device, str(error))
 
-    def _send_again(self, devices: set[str]) -> None:
+    def _send_again(self, devices: set[str], *, order: bool = True) -> None:
         """Send these devices' offers, and the order, once more."""
         assert self._run is not None
         starts = [*map(topics.offer, sorted(devices)), topics.order(self._run.run)]
-        for start in starts:
+        for start in starts if order else starts[:-1]:
             for topic, payload in self._channel.kept.items():
                 if topic == start or topic.startswith(f"{start}/"):
                     self._channel.publish(topic, payload, retain=True)

@@ -25,6 +25,8 @@ from fedbudget.checks import Array
 from fedbudget.errors import MessageError
 from fedbudget.fleet.codec import MAX_BYTES, decode, encode
 from fedbudget.fleet.fields import (
+    MOST_DECLARED,
+    MOST_DELTA,
     Check,
     binary,
     count,
@@ -112,6 +114,7 @@ class Message:
 
 
 _LOSS = one_of(*LOSSES)
+_DECLARED = number(least=0, most=MOST_DECLARED)
 _RUN = binary(RUN_BYTES, RUN_BYTES)
 _SHAPE: Mapping[str, Check] = {
     "num_samples": count(),
@@ -143,13 +146,13 @@ class Declaration(Message):
     checks: ClassVar[Mapping[str, Check]] = {
         "device": identity,
         **_SHAPE,
-        "epsilon": number(least=0),
-        "delta": number(least=1e-100, most=1),
-        "cost": number(least=0),
-        "communication_price": number(least=0),
-        "computation_price": number(least=0),
+        "epsilon": _DECLARED,
+        "delta": number(least=1e-100, most=MOST_DELTA),
+        "cost": _DECLARED,
+        "communication_price": _DECLARED,
+        "computation_price": _DECLARED,
         "accountant": one_of("gdp", "zcdp"),
-        "least_noise_multiplier": number(least=0),
+        "least_noise_multiplier": _DECLARED,
         "info": text,
     }
 

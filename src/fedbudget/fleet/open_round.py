@@ -115,6 +115,10 @@ class OpenRound:
 
     def _answer_to_offer(self, device: str, reply: Reply) -> None:
         """A device that refuses the run refuses every round of it."""
+        if reply.refused and not is_final(reply.code):
+            # It counts as silent: silent devices are sent their offers again.
+            _log.warning("device %s cannot join yet: %s", device, _words(reply))
+            return
         outcome, words = (REFUSED, _words(reply)) if reply.refused else (ANSWERED, "")
         said = StoredReply(round=0, device=device, outcome=outcome, reason=words)
         self._checkpoints.add_reply(said)

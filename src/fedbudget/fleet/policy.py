@@ -12,7 +12,7 @@ from typing import Any
 
 from fedbudget.budget import Budget
 from fedbudget.errors import InvalidInputError
-from fedbudget.fleet.fields import identity, text
+from fedbudget.fleet.fields import MOST_DECLARED, MOST_DELTA, identity, text
 from fedbudget.fleet.signing import read_public_key
 from fedbudget.fleet.toml_section import Section
 from fedbudget.models import LOSSES
@@ -164,9 +164,9 @@ def _data(section: Section, folder: Path) -> DataPolicy:
 
 def _budget(section: Section) -> BudgetPolicy:
     found = BudgetPolicy(
-        epsilon=section.number("epsilon", above=0),
-        delta=section.number("delta", least=1e-100, below=1),
-        cost=section.number("cost", above=0),
+        epsilon=section.number("epsilon", above=0, most=MOST_DECLARED),
+        delta=section.number("delta", least=1e-100, most=MOST_DELTA),
+        cost=section.number("cost", above=0, most=MOST_DECLARED),
         accountant=section.choice("accountant", _ACCOUNTANTS, default="gdp"),
     )
     section.finish()
@@ -175,8 +175,8 @@ def _budget(section: Section) -> BudgetPolicy:
 
 def _prices(section: Section) -> PricePolicy:
     found = PricePolicy(
-        communication=section.number("communication", least=0),
-        computation=section.number("computation", least=0),
+        communication=section.number("communication", least=0, most=MOST_DECLARED),
+        computation=section.number("computation", least=0, most=MOST_DECLARED),
     )
     if found.communication == found.computation == 0:
         section.refuse("communication", "and computation are both 0: one must cost")
@@ -208,7 +208,7 @@ def _orders(section: Section) -> OrderPolicy:
         runs=section.texts("runs", default=["*"]),
         # Noise below one sample's share of a mean gradient hides it poorly.
         least_noise_multiplier=section.number(
-            "least_noise_multiplier", above=0, default=1.0
+            "least_noise_multiplier", above=0, most=MOST_DECLARED, default=1.0
         ),
         most_tau=section.whole("most_tau", default=1000),
         most_rounds=section.whole("most_rounds", default=10_000),

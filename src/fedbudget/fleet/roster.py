@@ -15,6 +15,7 @@ from fedbudget.planning import Plan
 _log = logging.getLogger(__name__)
 
 _DECLARATION_BYTES = 4096  # far more than one has
+_LEAST_EPSILON = 1e-6  # who spends less than this releases nothing but noise
 
 
 class Roster:
@@ -85,6 +86,21 @@ def take_in(channel: Channel, roster: Roster, message: Message) -> None:
     except MessageError as error:
         _log.warning("message on %s dropped: %s", message.topic, error)
     channel.acknowledge(message)
+
+
+def able(declared: list[Declaration]) -> tuple[list[Declaration], Mapping[str, str]]:
+    """Return who can take part in a round at all, and why others are left out."""
+    left_out: dict[str, str] = {}
+    for told in declared:
+        one = told.communication_price + told.computation_price
+        if not 0 < told.cost >= one:
+            left_out[told.device] = (
+                f"its cost budget {told.cost:g} does not pay for one round with one "
+                f"step, {one:g}"
+            )
+        elif told.epsilon < _LEAST_EPSILON:
+            left_out[told.device] = f"epsilon {told.epsilon:g} is no privacy to spend"
+    return [told for told in declared if told.device not in left_out], left_out
 
 
 def alike(declared: list[Declaration]) -> tuple[list[Declaration], Mapping[str, str]]:

@@ -8,26 +8,25 @@ Started again with the same folder, it goes on with the same round of the same p
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbudget.budget import Budget, Prices
 from fedbudget.checks import choice, whole, within
-from fedbudget.errors import InvalidInputError
 from fedbudget.fleet import topics
 from fedbudget.fleet.certificates import COORDINATOR
 from fedbudget.fleet.channel import Channel
 from fedbudget.fleet.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator import FleetDevices
+from fedbudget.fleet.fleet_plan import plan_fleet
 from fedbudget.fleet.messages import PRECISIONS, Declaration
 from fedbudget.fleet.mqtt import Broker, Connection
-from fedbudget.fleet.roster import Roster, alike, gather
+from fedbudget.fleet.roster import Roster, gather
 from fedbudget.fleet.signing import Signer
 from fedbudget.fleet.status import StatusServer
-from fedbudget.planning import PLANNERS, Plan, plan
+from fedbudget.planning import PLANNERS, Plan
 from fedbudget.problem import Problem
 from fedbudget.record import Record, read_rounds
 from fedbudget.training import Run, train
@@ -158,68 +157,6 @@ def _planned(
         _log.info("run %s goes on after round %d", stored.name, done)
         return Plan.from_dict(stored.plan), stored.declared
     found = gather(channel, roster, count=settings.devices, seconds=settings.wait)
-    declared, left_out = alike(found)
-    for device, reason in left_out.items():
-        _log.warning("device %s is left out: %s", device, reason)
-    return (
-        plan_for(
-            declared, dissimilarity=settings.dissimilarity, planner=settings.planner
-        ),
-        declared,
+    return plan_fleet(
+        found, dissimilarity=settings.dissimilarity, planner=settings.planner
     )
-
-
-def plan_for(
-    declared: Sequence[Declaration],
-    *,
-    dissimilarity: str | float = "mild",
-    planner: str = "joint",
-) -> Plan:
-    """Plan for what devices declare: sizes, prices and budgets of their own.
-
-    Raises:
-        InfeasibleBudgetError: A device's budget does not pay for a single round.
-    """
-    first = declared[0]
-    problem = Problem(
-        num_samples=[told.num_samples for told in declared],
-        dim=first.dim,
-        loss=first.loss,
-        num_classes=first.num_classes if first.loss == "softmax" else None,
-        dissimilarity=dissimilarity,
-    )
-    for told in declared:
-        if not (told.epsilon > 0 and told.cost > 0 and told.delta < 1):
-            raise InvalidInputError(
-                f"device {told.device} declares epsilon {told.epsilon:g}, delta "
-                f"{told.delta:g}, cost {told.cost:g}: it has nothing to spend"
-            )
-    budget = Budget(
-        epsilon=[told.epsilon for told in declared],
-        delta=[told.delta for told in declared],
-        cost=[told.cost for told in declared],
-    )
-    prices = Prices(
-        communication=[told.communication_price for told in declared],
-        computation=[told.computation_price for told in declared],
-    )
-    # What zCDP allows, the exact count allows too; not the other way round.
-    strict = any(told.accountant == "zcdp" for told in declared)
-    chosen = plan(
-        problem,
-        budget,
-        prices,
-        planner=planner,
-        accountant="zcdp" if strict else "gdp",
-    )
-    return _as_noisy_as_demanded(chosen, declared)
-
-
-def _as_noisy_as_demanded(chosen: Plan, declared: Sequence[Declaration]) -> Plan:
-    """Raise the noise to what owners demand at least; that spends less privacy."""
-    least = np.array([told.least_noise_multiplier for told in declared])
-    # A device divides again, and may round the other way.
-    demanded = least * chosen.lipschitz / chosen.batch_size * (1 + 1e-12)
-    if (chosen.noise_std >= demanded).all():
-        return chosen
-    return replace(chosen, noise_std=np.maximum(chosen.noise_std, demanded))
