@@ -6,6 +6,7 @@ SGD and PASGD. What the server does with the averages (momentum, averaging the l
 rounds) is post-processing of what devices released, and costs no privacy.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -173,7 +174,7 @@ def train(
     plan: Plan,
     devices: Devices,
     *,
-    record: Record | str | None = None,
+    record: Record | str | os.PathLike[str] | None = None,
     tail_average: float = 0.0,
     personal: bool = False,
     after: Run | None = None,
@@ -215,7 +216,7 @@ def train(
             "personal=True measures personal models, and these devices keep theirs to "
             "themselves: leave it out, or simulate the devices"
         )
-    folder = Record(record) if isinstance(record, str) else record
+    folder = record if record is None or isinstance(record, Record) else Record(record)
     server = Server.start(plan.model.num_params(plan.dim))
     before = 0
     if after is not None:
