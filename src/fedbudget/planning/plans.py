@@ -253,9 +253,6 @@ class Plan:
             )
         names = {item.name for item in fields(cls)}
         derived = {"device_rounds", "steps", "privacy"}
-        # Plans of before had none of these.
-        later = {"last_round": None, "advice": "", "drift_control": False}
-        plain = {**later, "prior_releases": [], **plain}
         if set(plain) - derived != names:
             wrong = sorted((set(plain) - derived) ^ names)
             raise InvalidInputError(
