@@ -17,10 +17,11 @@ with it is there; a row without it is dropped on resuming.
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -30,6 +31,7 @@ from fedbudget.errors import RecordError
 
 # What a run leaves that stopped before its plan was written: nothing to resume.
 _BEFORE_PLAN = {"about.json", ".about.json.partial", ".plan.json.partial"}
+_RESUME = "make room or choose another folder; what was written before can be resumed"
 _PACKAGES = ("fedbudget", "numpy", "numba", "scipy", "dp-accounting")
 
 
@@ -52,7 +54,7 @@ class Record:
                 something else altogether. Nothing in it is changed.
         """
         about = {**self._about, "privacy": plan["privacy"], "versions": versions()}
-        with self._refusing():
+        with refusing(self.path, _RESUME):
             there = set(os.listdir(self.path)) if self.path.exists() else set()
         if there <= _BEFORE_PLAN:
             self._write("about.json", _dump(about))
@@ -79,7 +81,8 @@ class Record:
         self, row: Mapping[str, Any], state: Mapping[str, NDArray[Any]]
     ) -> None:
         """Write a row, then the state that makes it final."""
-        with self._refusing(), open(self.path / "rounds.jsonl", "a") as file:
+        place = self.path / "rounds.jsonl"
+        with refusing(place, _RESUME), open(place, "a") as file:
             file.write(_line(row))
             file.flush()
             os.fsync(file.fileno())
@@ -115,45 +118,58 @@ class Record:
                 )
 
     def _write(self, name: str, text: str) -> None:
-        with self._refusing():
+        with refusing(self.path, _RESUME):
             self.path.mkdir(parents=True, exist_ok=True)
-            partial = self.path / f".{name}.partial"
-            with open(partial, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self.path / name)
+        with whole_file(self.path / name, remedy=_RESUME) as file:
+            file.write(text)
 
     def _save(self, name: str, **arrays: Any) -> None:
-        with self._refusing():
-            partial = self.path / f".{name}.partial"
-            with open(partial, "wb") as file:
-                np.savez(file, **arrays)
+        with whole_file(self.path / name, "wb", remedy=_RESUME) as file:
+            np.savez(file, **arrays)
+
+
+@contextmanager
+def whole_file(
+    path: str | os.PathLike[str],
+    mode: str = "w",
+    *,
+    permissions: int = 0o666,
+    remedy: str = "make room, or choose another place",
+) -> Iterator[IO[Any]]:
+    """Open a file that is moved to its place once it is whole, or leaves no trace.
+
+    Raises:
+        RecordError: It cannot be written; what stood in its place still does.
+    """
+    place = Path(path)
+    partial = place.parent / f".{place.name}.partial"
+    text: dict[str, Any] = {"encoding": "utf-8", "newline": ""}
+    how = {} if "b" in mode else text
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, permissions)
+
+    try:
+        with refusing(place, remedy):
+            with open(partial, mode, opener=opener, **how) as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, self.path / name)
+            os.replace(partial, place)
+    finally:
+        with suppress(OSError):  # it is gone already, unless something failed
+            partial.unlink()
 
-    def _refusing(self) -> "_Refusing":
-        return _Refusing(self.path)
 
-
-class _Refusing:
-    """Turns a full disk or a missing right into one line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: object, error: BaseException | None, trace: object
-    ) -> None:
-        if isinstance(error, OSError):
-            raise RecordError(
-                f"cannot write to {self.path}: {error.strerror or error}: make room or "
-                "choose another folder; what was written before can be resumed"
-            ) from error
+@contextmanager
+def refusing(path: Path, remedy: str) -> Iterator[None]:
+    """Turn a full disk or a missing right into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordError(
+            f"cannot write {path}: {error.strerror or error}: {remedy}"
+        ) from error
 
 
 def read_rounds(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

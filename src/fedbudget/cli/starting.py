@@ -18,6 +18,7 @@ from fedbudget.data.drafting import Draft, draft
 from fedbudget.data.features import Feature
 from fedbudget.data.partitions import parse_partition
 from fedbudget.errors import InvalidInputError, NotPrivateWarning, RecordError
+from fedbudget.record import whole_file
 
 _MARK = "read from the rows: replace by what is publicly known"
 _LARGEST_DELTA = 1e-4
@@ -86,10 +87,8 @@ def init(
         found = draft(table, label=label, device=device, drop=dropped)
     place = os.path.relpath(table, Path(out).resolve().parent)
     text = "\n".join(_lines(found, place, device, partition)) + "\n"
-    try:
-        Path(out).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RecordError(f"cannot write {out}: {error.strerror or error}") from None
+    with whole_file(out) as file:
+        file.write(text)
     columns = len(found.schema.features) + 1
     warnings.warn(
         f"the bounds and categories of {columns} columns in {out} were read from the "

@@ -4,12 +4,13 @@ A page is a list of parts, each a piece of HTML made by the functions here. Text
 escaped by them; only `Html` passes as it is.
 """
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import TypeAlias
+
+from fedbudget.record import whole_file
 
 
 class Html(str):
@@ -211,9 +212,8 @@ def inline_svg(svg: str, *, prefix: str) -> str:
 
 def write_page(path: Path, text: str) -> None:
     """Write a page, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with whole_file(path) as file:
+        file.write(text)
 
 
 def _safe(text: Text) -> str:

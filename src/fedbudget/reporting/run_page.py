@@ -65,10 +65,7 @@ def report(
         except RecordError as error:
             why_not = str(error)
     place = run.path / "report.html" if out is None else Path(out)
-    try:
-        pages.write_page(place, run_page(run, found, why_not=why_not))
-    except OSError as error:
-        raise RecordError(f"cannot write {place}: {error.strerror or error}") from None
+    pages.write_page(place, run_page(run, found, why_not=why_not))
     return place
 
 
