@@ -27,6 +27,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.checks import Array
 from fedbudget.errors import RecordError
 
 # What a run leaves that stopped before its plan was written: nothing to resume.
@@ -182,6 +183,31 @@ def read_rounds(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         except ValueError:
             break
     return rows
+
+
+def to_row(values: Array) -> list[float | None] | dict[str, float | None]:
+    """Return one value per device, or their range where there are many devices."""
+    # JSON has no infinity: None is an epsilon that nothing bounds.
+    if len(values) <= 100:
+        return [float(x) if np.isfinite(x) else None for x in values]
+    ends = {"min": values.min(), "median": np.median(values), "max": values.max()}
+    return {n: float(x) if np.isfinite(x) else None for n, x in ends.items()}
+
+
+def from_row(values: Any) -> Array:
+    """Return what `to_row` kept: a value per device, or least, median and most."""
+    kept = values.values() if isinstance(values, Mapping) else values
+    return np.array([np.inf if x is None else x for x in kept], dtype=np.float64)
+
+
+def largest(values: Any) -> float | None:
+    """Return the most that any device spent, from a row; None is without bound.
+
+    >>> largest([1.0, 2.5]), largest({"min": 1.0, "max": 3.0}), largest([None, 1.0])
+    (2.5, 3.0, None)
+    """
+    most = float(from_row(values).max())
+    return most if np.isfinite(most) else None
 
 
 def versions() -> dict[str, str]:

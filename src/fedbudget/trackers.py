@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 from fedbudget.errors import InvalidInputError, MissingExtraError, TrackingError
 from fedbudget.planning import Plan
+from fedbudget.record import largest
 
 SPELLINGS = "tensorboard:FOLDER, mlflow, mlflow:URI, wandb or wandb:PROJECT"
 _PROJECT = "fedbudget"
@@ -87,10 +88,8 @@ def scalars(row: Mapping[str, Any], device_names: Sequence[str]) -> dict[str, fl
     for name in ("epsilon", "cost"):
         held = row[name]
         if not isinstance(held, Mapping):
-            # One device without a bound, and there is no largest number.
-            most = None if None in held else max(held)
             each = dict(zip(device_names, held, strict=True))
-            held = each | {"max": most}
+            held = each | {"max": largest(held)}
         found |= {f"{name}/{k}": float(v) for k, v in held.items() if v is not None}
     return {name: value for name, value in found.items() if math.isfinite(value)}
 

@@ -15,10 +15,11 @@ from fedbudget.cli.layout import (
     show_item,
     show_pairs,
     show_table,
-    span,
 )
+from fedbudget.data.messages import span
 from fedbudget.planning import Plan
 from fedbudget.privacy import rounded_up
+from fedbudget.record import from_row
 from fedbudget.training import Run
 
 _STYLES = {"answered": "green", "refused": "yellow", "late": "red", "waiting": "dim"}
@@ -52,11 +53,8 @@ def show_server_run(run: Run, *, out: str) -> None:
 
 def spent(values: Any) -> str:
     """Return the range of what devices have spent, from a row of a run."""
-    if isinstance(values, Mapping):
-        return f"{values['min']:.4g} to {values['max']:.4g}"
-    if None in values:
-        return "without bound"
-    return span(np.array(values))
+    kept = from_row(values)
+    return span(kept) if np.isfinite(kept).all() else "without bound"
 
 
 def live_table(

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fedbudget.cli.options import OUTPUT
+from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import print_json, progress
 from fedbudget.data import Categorical, Numeric
 from fedbudget.data.drafting import Draft, draft
@@ -64,10 +64,7 @@ def init(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite the file if it is there.")
     ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a commented fedbudget.toml for a table: columns, budgets and prices."""
     if (device is None) == (partition is None):

@@ -27,6 +27,7 @@ from fedbudget.devices.dissimilarity import measure_dissimilarity, query_cost
 from fedbudget.errors import NotPrivateWarning
 from fedbudget.ledger import Charge
 from fedbudget.privacy import rounded_up
+from fedbudget.record import largest
 from fedbudget.trackers import Tracker, tracker
 
 
@@ -200,14 +201,6 @@ def show_round(bar: Bar, row: Mapping[str, Any], *, rounds: int) -> None:
         f"cost {cost:.4g}",
         done=row["round"],
     )
-
-
-def largest(values: Any) -> float | None:
-    """Return the most that any device spent, from a row; None is without bound."""
-    if isinstance(values, Mapping):
-        most: float | None = values["max"]
-        return most
-    return None if None in values else max(values)
 
 
 @contextmanager
