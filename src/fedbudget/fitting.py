@@ -111,7 +111,6 @@ def fit_path(
     y: Labels,
     *,
     strengths: Sequence[float],
-    centre: Array | None = None,
     row_weights: Array | None = None,
 ) -> list[Array]:
     """Return one fit per strength; each starts from the one before: list falling."""
@@ -124,7 +123,6 @@ def fit_path(
                 rows,
                 y,
                 strength=strength,
-                centre=centre,
                 start=fits[-1] if fits else None,
                 row_weights=row_weights,
                 tolerance=1e-4,
