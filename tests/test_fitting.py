@@ -5,7 +5,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
-from fedbudget.fitting import fit, fit_path, smooth
+from fedbudget.fitting import fit, smooth
 from fedbudget.models import loss_named
 from tests.examples import small_data
 
@@ -46,7 +46,7 @@ def test_the_gradient_vanishes_at_the_fit(name: str) -> None:
 def test_a_strong_pull_keeps_the_centre_and_weights_count_as_copies() -> None:
     x, y = small_data().train.device(0)
     loss, centre = loss_named("logistic"), np.arange(5.0)
-    kept, free = fit_path(loss, x, y, strengths=[1e6, 1e-3], centre=centre)
+    kept, free = (fit(loss, x, y, strength=s, centre=centre) for s in (1e6, 1e-3))
     assert kept == pytest.approx(centre, abs=1e-5)
     assert loss.value(free, x, y) < loss.value(kept, x, y)
     twice = np.where(np.arange(len(y)) < 10, 2.0, 1.0)

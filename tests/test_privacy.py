@@ -147,10 +147,6 @@ def test_calibration_is_within_budget_and_uses_it(
     )
     spent = float(accountant.epsilon(run, delta=delta))
     assert epsilon * (1 - 1e-6) <= spent <= epsilon
-    most = accountant.max_steps(
-        epsilon=epsilon, delta=delta, noise_multiplier=run.noise_multiplier
-    )
-    assert float(most) == steps
 
 
 def test_a_spent_budget_asks_for_infinite_noise() -> None:
@@ -272,13 +268,6 @@ class TestSampled:
     def test_without_sampling_it_agrees_with_gdp(self) -> None:
         spent = self.pld.epsilon(RUN, delta=1e-4)
         assert float(spent) == pytest.approx(float(GDP.epsilon(RUN, delta=1e-4)), 1e-3)
-
-    def test_max_steps_is_the_largest_affordable(self) -> None:
-        budget = {"epsilon": 1.0, "delta": 1e-4, "sampling_probability": 0.1}
-        noise = self.pld.noise_multiplier(steps=37, **budget)
-        most = self.pld.max_steps(noise_multiplier=noise, **budget)
-        assert 37 <= float(most) <= 38
-        assert float(self.pld.max_steps(noise_multiplier=1e-3, **budget)) == 0
 
     def test_tiny_deltas_fall_back_on_no_sampling(self) -> None:
         budget = {"epsilon": 1.0, "delta": 1e-16, "steps": 10}

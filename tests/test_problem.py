@@ -92,8 +92,7 @@ def test_a_private_measurement_is_charged_before_the_run() -> None:
     per_step = charged.noise_std / np.sqrt(charged.steps)
     assert (per_step > free.noise_std / np.sqrt(free.steps)).all()
     # What is left of the budget, by hand: mu^2 adds up.
-    run = charged.gradients_of(0)
-    together = epsilon_from_mu(np.hypot(float(run.mu), 0.2), 1e-4)
+    together = epsilon_from_mu(np.hypot(float(charged.gradients.mu[0]), 0.2), 1e-4)
     assert 0.999 <= float(together) <= 1.0
     assert charged.epsilon[0] == pytest.approx(float(together))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.record import read_rounds
+from fedbudget.record import read_rounds, whole_file
 
 PLAN: dict[str, Any] = {"tau": 3, "privacy": "a statement"}
 STATE = {"theta": np.arange(3.0), "rounds_done": np.array(1)}
@@ -89,6 +89,23 @@ def test_a_full_disk_is_one_line(
     (tmp_path / "run" / ".state.npz.partial").symlink_to("/dev/full")
     with pytest.raises(fb.RecordError, match="No space left on device: make room"):
         record.add_round({"round": 2}, STATE)
-    (tmp_path / "run" / ".state.npz.partial").unlink()
+    assert not (tmp_path / "run" / ".state.npz.partial").is_symlink()
     state, rows = fb.Record(tmp_path / "run").open(PLAN)
     assert state is not None and rows == [{"round": 1}]
+
+
+def test_a_file_is_written_whole_or_leaves_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    for mode, content in (("w", "a\r\nb\n"), ("wb", b"a\r\nb\n")):
+        with whole_file(path, mode, permissions=0o600) as file:
+            file.write(content)
+        assert path.read_bytes() == b"a\r\nb\n"
+        assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ZeroDivisionError), whole_file(path) as file:
+        file.write("half")
+        1 / 0  # noqa: B018
+    assert path.read_bytes() == b"a\r\nb\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
+    for wrong in (path / "below", tmp_path, ""):
+        with pytest.raises(fb.RecordError, match="cannot write"), whole_file(wrong):
+            pass

@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 import fedbudget as fb
 from fedbudget.checks import Array
 from fedbudget.ledger import Charge, Ledger
-from fedbudget.training import Order, Replies, Run, _per_device
+from fedbudget.record import to_row
+from fedbudget.training import Order, Replies, Run
 from tests.examples import small_data
 
 PRICES = fb.Prices(communication=100, computation=1)
@@ -32,8 +33,8 @@ def charged(plan: fb.Plan, ledger: Ledger, rounds: int, prices: fb.Prices) -> Ru
         )
         assert (ledger.charge(charge, who=asked) == asked).all()
     row: dict[str, Any] = {
-        "epsilon": _per_device(ledger.epsilon),
-        "cost": _per_device(ledger.cost),
+        "epsilon": to_row(ledger.epsilon),
+        "cost": to_row(ledger.cost),
     }
     return Run(theta=np.zeros(5), rounds=[row] * rounds, plan=plan)
 

@@ -110,7 +110,7 @@ def test_a_round_that_nobody_answers_ends_the_run_and_keeps_the_record(
     with pytest.raises(fb.TrainingError, match="no device answered round 2: asleep"):
         fb.train(changed(rounds=3), devices, record=str(tmp_path / "run"))
     again = Scripted([np.ones(4), np.ones(4), np.ones(4)])
-    run = fb.train(changed(rounds=3), again, record=str(tmp_path / "run"))
+    run = fb.train(changed(rounds=3), again, record=tmp_path / "run")
     assert len(run.rounds) == 3 and again.caught_up == 1
     assert [order.number for order in again.orders] == [2, 3]
 

@@ -17,19 +17,22 @@ with it is there; a row without it is dropped on resuming.
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.checks import Array
 from fedbudget.errors import RecordError
 
 # What a run leaves that stopped before its plan was written: nothing to resume.
 _BEFORE_PLAN = {"about.json", ".about.json.partial", ".plan.json.partial"}
+_RESUME = "make room or choose another folder; what was written before can be resumed"
 _PACKAGES = ("fedbudget", "numpy", "numba", "scipy", "dp-accounting")
 
 
@@ -52,7 +55,7 @@ class Record:
                 something else altogether. Nothing in it is changed.
         """
         about = {**self._about, "privacy": plan["privacy"], "versions": versions()}
-        with self._refusing():
+        with refusing(self.path, _RESUME):
             there = set(os.listdir(self.path)) if self.path.exists() else set()
         if there <= _BEFORE_PLAN:
             self._write("about.json", _dump(about))
@@ -79,7 +82,8 @@ class Record:
         self, row: Mapping[str, Any], state: Mapping[str, NDArray[Any]]
     ) -> None:
         """Write a row, then the state that makes it final."""
-        with self._refusing(), open(self.path / "rounds.jsonl", "a") as file:
+        place = self.path / "rounds.jsonl"
+        with refusing(place, _RESUME), open(place, "a") as file:
             file.write(_line(row))
             file.flush()
             os.fsync(file.fileno())
@@ -115,45 +119,58 @@ class Record:
                 )
 
     def _write(self, name: str, text: str) -> None:
-        with self._refusing():
+        with refusing(self.path, _RESUME):
             self.path.mkdir(parents=True, exist_ok=True)
-            partial = self.path / f".{name}.partial"
-            with open(partial, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self.path / name)
+        with whole_file(self.path / name, remedy=_RESUME) as file:
+            file.write(text)
 
     def _save(self, name: str, **arrays: Any) -> None:
-        with self._refusing():
-            partial = self.path / f".{name}.partial"
-            with open(partial, "wb") as file:
-                np.savez(file, **arrays)
+        with whole_file(self.path / name, "wb", remedy=_RESUME) as file:
+            np.savez(file, **arrays)
+
+
+@contextmanager
+def whole_file(
+    path: str | os.PathLike[str],
+    mode: str = "w",
+    *,
+    permissions: int = 0o666,
+    remedy: str = "make room, or choose another place",
+) -> Iterator[IO[Any]]:
+    """Open a file that is moved to its place once it is whole, or leaves no trace.
+
+    Raises:
+        RecordError: It cannot be written; what stood in its place still does.
+    """
+    place = Path(path)
+    partial = place.parent / f".{place.name}.partial"
+    text: dict[str, Any] = {"encoding": "utf-8", "newline": ""}
+    how = {} if "b" in mode else text
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, permissions)
+
+    try:
+        with refusing(place, remedy):
+            with open(partial, mode, opener=opener, **how) as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, self.path / name)
+            os.replace(partial, place)
+    finally:
+        with suppress(OSError):  # it is gone already, unless something failed
+            partial.unlink()
 
-    def _refusing(self) -> "_Refusing":
-        return _Refusing(self.path)
 
-
-class _Refusing:
-    """Turns a full disk or a missing right into one line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: object, error: BaseException | None, trace: object
-    ) -> None:
-        if isinstance(error, OSError):
-            raise RecordError(
-                f"cannot write to {self.path}: {error.strerror or error}: make room or "
-                "choose another folder; what was written before can be resumed"
-            ) from error
+@contextmanager
+def refusing(path: Path, remedy: str) -> Iterator[None]:
+    """Turn a full disk or a missing right into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordError(
+            f"cannot write {path}: {error.strerror or error}: {remedy}"
+        ) from error
 
 
 def read_rounds(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -166,6 +183,31 @@ def read_rounds(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         except ValueError:
             break
     return rows
+
+
+def to_row(values: Array) -> list[float | None] | dict[str, float | None]:
+    """Return one value per device, or their range where there are many devices."""
+    # JSON has no infinity: None is an epsilon that nothing bounds.
+    if len(values) <= 100:
+        return [float(x) if np.isfinite(x) else None for x in values]
+    ends = {"min": values.min(), "median": np.median(values), "max": values.max()}
+    return {n: float(x) if np.isfinite(x) else None for n, x in ends.items()}
+
+
+def from_row(values: Any) -> Array:
+    """Return what `to_row` kept: a value per device, or least, median and most."""
+    kept = values.values() if isinstance(values, Mapping) else values
+    return np.array([np.inf if x is None else x for x in kept], dtype=np.float64)
+
+
+def largest(values: Any) -> float | None:
+    """Return the most that any device spent, from a row; None is without bound.
+
+    >>> largest([1.0, 2.5]), largest({"min": 1.0, "max": 3.0}), largest([None, 1.0])
+    (2.5, 3.0, None)
+    """
+    most = float(from_row(values).max())
+    return most if np.isfinite(most) else None
 
 
 def versions() -> dict[str, str]:

@@ -22,6 +22,7 @@ from fedbudget.planning import Plan, plan
 from fedbudget.planning.spectral import Schedule, Spectrum, respond
 from fedbudget.privacy import GDP
 from fedbudget.problem import Constant, Problem
+from fedbudget.record import from_row
 from fedbudget.training import Devices, Run, train
 
 # A model is never so good that nothing is left to learn: the least share of the gap.
@@ -146,9 +147,8 @@ def _spent(run: Run, num_devices: int) -> tuple[Array, Array]:
 
 def _upper(values: Any, num_devices: int) -> Array:
     """Return one value per device from a row; of a range, the most for all."""
-    if isinstance(values, dict):
-        values = [values["max"]] * num_devices
-    return np.array([np.inf if value is None else value for value in values])
+    kept = from_row(values)
+    return kept if len(kept) == num_devices else np.full(num_devices, kept.max())
 
 
 def _who_can_pay(before: Plan, prices: Prices, left: Array) -> NDArray[np.bool_]:

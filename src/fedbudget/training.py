@@ -6,6 +6,7 @@ SGD and PASGD. What the server does with the averages (momentum, averaging the l
 rounds) is post-processing of what devices released, and costs no privacy.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -18,7 +19,7 @@ from fedbudget.errors import InvalidInputError, TrainingError
 from fedbudget.ledger import Bools
 from fedbudget.planning import Plan
 from fedbudget.planning.advice import advice_of
-from fedbudget.record import Record
+from fedbudget.record import Record, to_row
 
 State: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -173,7 +174,7 @@ def train(
     plan: Plan,
     devices: Devices,
     *,
-    record: Record | str | None = None,
+    record: Record | str | os.PathLike[str] | None = None,
     tail_average: float = 0.0,
     personal: bool = False,
     after: Run | None = None,
@@ -215,7 +216,7 @@ def train(
             "personal=True measures personal models, and these devices keep theirs to "
             "themselves: leave it out, or simulate the devices"
         )
-    folder = Record(record) if isinstance(record, str) else record
+    folder = record if record is None or isinstance(record, Record) else Record(record)
     server = Server.start(plan.model.num_params(plan.dim))
     before = 0
     if after is not None:
@@ -276,8 +277,8 @@ def _one_round(
         "answered": int(replies.answered.sum()),
         "silent": _silent(plan.takes_part(number), replies),
         "refused": {str(m): why for m, why in list(replies.refused.items())[:100]},
-        "epsilon": _per_device(replies.epsilon),
-        "cost": _per_device(replies.cost),
+        "epsilon": to_row(replies.epsilon),
+        "cost": to_row(replies.cost),
         "not_private": devices.measure(server.release),
     }
 
@@ -286,12 +287,3 @@ def _silent(asked: Bools, replies: Replies) -> list[int]:
     """Return the first hundred devices that were asked and said nothing at all."""
     quiet = asked & ~replies.answered
     return [int(m) for m in np.flatnonzero(quiet) if m not in replies.refused][:100]
-
-
-def _per_device(values: Array) -> list[float | None] | dict[str, float | None]:
-    """Return one value per device, or their range where there are many devices."""
-    # JSON has no infinity: None is an epsilon that nothing bounds.
-    if len(values) <= 100:
-        return [float(x) if np.isfinite(x) else None for x in values]
-    ends = {"min": values.min(), "median": np.median(values), "max": values.max()}
-    return {n: float(x) if np.isfinite(x) else None for n, x in ends.items()}

@@ -39,6 +39,7 @@ def test_packages_are_those_of_the_install(monkeypatch: pytest.MonkeyPatch) -> N
         "numpy>=1.26",
         "nowhere-to-be-found>=2; extra == 'lab'",
         "pytest>=8; extra == 'dev'",
+        "mkdocs-material>=9; extra == 'docs'",
         'fedbudget[lab]; extra == "all"',
     ]
     monkeypatch.setattr(metadata, "requires", lambda name: lines)

@@ -11,7 +11,8 @@ import pytest
 
 import fedbudget as fb
 from fedbudget.cli import output
-from fedbudget.cli.training import largest, show_round
+from fedbudget.cli.training import show_round
+from fedbudget.record import largest
 from tests.cli.examples import BUDGET, SCHEMA, sensors
 from tests.cli.running import Result, assert_one_line, run
 

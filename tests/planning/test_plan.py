@@ -131,7 +131,7 @@ def test_a_gdp_plan_spends_all_of_epsilon_by_googles_count(
     budget = fb.Budget(epsilon=epsilon, delta=1e-4, cost=cost)
     plan = fb.plan(problem, budget, PRICES, weights="uniform")  # so that all take part
     google = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
-    google.compose(dp_event(plan.gradients_of(device)))
+    google.compose(dp_event(plan.gradients, device))
     # Its distribution is discretised upwards, by up to 1e-4 in epsilon.
     assert 0.99 * epsilon <= google.get_epsilon(1e-4) <= epsilon + 2e-4
 
@@ -175,7 +175,7 @@ def test_a_cyclic_plan_spends_all_of_epsilon_by_googles_count(
     google = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
     google.compose(dp_accounting.GaussianDpEvent(noise), laps)
     again = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
-    again.compose(dp_event(plan.gradients_of(device)))
+    again.compose(dp_event(plan.gradients, device))
     assert again.get_epsilon(1e-4) == google.get_epsilon(1e-4) <= epsilon + 2e-4
     if accountant == "gdp":
         assert google.get_epsilon(1e-4) >= 0.99 * epsilon
@@ -318,7 +318,7 @@ def test_a_private_measurement_and_sampling_stay_within_budget() -> None:
     plan = fb.plan(problem, budget, PRICES, accountant="pld", batch_size=[50, 200])
     for device in range(2):
         google = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
-        google.compose(dp_event(plan.gradients_of(device)))
+        google.compose(dp_event(plan.gradients, device))
         google.compose(dp_accounting.GaussianDpEvent(2 / 0.1))
         assert 0.98 <= google.get_epsilon(1e-5) <= 1.0 + 2e-4
 
@@ -342,7 +342,7 @@ def test_a_claim_that_the_noise_does_not_keep_is_refused() -> None:
         with pytest.raises(fb.InvalidInputError, match=message):
             fb.Plan.from_dict({**plain, **changes})
     with pytest.raises(fb.InvalidInputError, match="device 99 is not there"):
-        fb.plan(ADULT, BUDGET, PRICES).gradients_of(99)
+        dp_event(fb.plan(ADULT, BUDGET, PRICES).gradients, device=99)
 
 
 def test_a_dear_sample_still_leaves_an_affordable_batch() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import fedbudget as fb
 from fedbudget.errors import RecordError
+from fedbudget.planning.advice import advice_of
 from fedbudget.reporting.advice import advice
 from fedbudget.reporting.comparing import (
     CENTRAL,
@@ -265,6 +266,24 @@ def test_advice_follows_from_the_numbers(
     assert [item.kind for item in told] == sorted(
         (item.kind for item in told), key=order.index
     )
+
+
+@pytest.mark.parametrize("run", [0.79, 0.819, 0.82, 0.823, 0.83])
+@pytest.mark.parametrize("personal", [0.8, 0.824, 0.84])
+def test_a_report_and_its_run_agree_on_whether_federating_paid(
+    folder: Path, run: float, personal: float
+) -> None:
+    means = {"run": run, "local": 0.82, "constant": 0.5, "personal": personal}
+    told = advice(read_run(folder), made(**means, central=0.9))
+    report = " ".join(item.text for item in told)
+    means["alone"] = means.pop("local")
+    names = {f"{n}_test_accuracy": v for n, v in means.items()}
+    names["test_accuracy"] = names.pop("run_test_accuracy")
+    line = advice_of(names)
+    assert line is not None
+    assert ("does not pay" in report) == (line != "")
+    assert ("Let devices adapt" in report) >= ("only with personal" in line)
+    assert ("did not pay" in line) == (max(run, personal) <= 0.825)
 
 
 def test_advice_on_weak_promises_and_lost_answers(folder: Path) -> None:

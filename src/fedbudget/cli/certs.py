@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from fedbudget.checks import whole
-from fedbudget.cli.options import OUTPUT
+from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import print_json
 
 
@@ -30,10 +30,7 @@ def certs(
         str, typer.Option(help="Names and addresses of the broker's machine.")
     ] = "localhost,127.0.0.1",
     days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make an authority, certificates and signing keys for a test fleet."""
     from fedbudget.fleet.certificates import make_certificates

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Annotated
 
 import typer
 
-from fedbudget.cli.options import OUTPUT
+from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import print_json
 
 # What each extra is for; "" is the base install.
@@ -28,7 +27,7 @@ USES = {
     "track": "train --track",
     "ui": "ui",
 }
-_NOT_FOR_USERS = ("all", "dev")
+_NOT_FOR_USERS = ("all", "dev", "docs")
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:>=([0-9.]+))?")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 
@@ -51,12 +50,7 @@ class Package:
         return "too old" if old else "ok"
 
 
-def doctor(
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
-    ] = False,
-) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Say what is installed, and what is missing for which command."""
     found = list(packages())
     system = dict(system_facts())

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedbudget.cli.options import OUTPUT
+from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import one_line, print_json
 
 
@@ -21,10 +21,7 @@ def export(
         ),
     ],
     *,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the released model of a run for other programs."""
     from fedbudget.interop.linear import LinearModel

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbudget.cli.options import BUDGETS, OUTPUT
+from fedbudget.cli.options import BUDGETS, OUTPUT, AsJson
 from fedbudget.cli.output import print_json, progress
 
 if TYPE_CHECKING:
@@ -83,10 +83,7 @@ def demo(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a whole fleet on this machine: broker, coordinator and 16 devices.
 

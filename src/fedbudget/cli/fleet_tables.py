@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -14,10 +15,11 @@ from fedbudget.cli.layout import (
     show_item,
     show_pairs,
     show_table,
-    span,
 )
+from fedbudget.data.messages import span
 from fedbudget.planning import Plan
 from fedbudget.privacy import rounded_up
+from fedbudget.record import from_row
 from fedbudget.training import Run
 
 _STYLES = {"answered": "green", "refused": "yellow", "late": "red", "waiting": "dim"}
@@ -55,10 +57,10 @@ def show_server_run(run: Run, *, out: str) -> None:
 
 def spent(values: Any, shown: Callable[[float], str] = "{:.4g}".format) -> str:
     """Return the range of what devices have spent, from a row of a run."""
-    found = list(values.values()) if isinstance(values, Mapping) else values
-    if None in found:
+    found = from_row(values)
+    if not np.isfinite(found).all():
         return "without bound"
-    least, most = shown(min(found)), shown(max(found))
+    least, most = shown(float(found.min())), shown(float(found.max()))
     return least if least == most else f"{least} to {most}"
 
 

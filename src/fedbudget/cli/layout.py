@@ -4,8 +4,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
-from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -32,17 +30,6 @@ def new_table(first: str, *names: str, right: bool = False) -> Table:
     for name in names:
         table.add_column(name, justify="right" if right else "left")
     return table
-
-
-def span(values: ArrayLike) -> str:
-    """Return the only value, or the least and the most."""
-    least, most = f"{np.min(values):.4g}", f"{np.max(values):.4g}"
-    return least if least == most else f"{least} to {most}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the singular for one."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def show_title(console: Console, source: Source) -> None:

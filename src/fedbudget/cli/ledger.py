@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from fedbudget.cli.options import OUTPUT
+from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ ledger = typer.Typer(
 Path: TypeAlias = Annotated[
     str,
     typer.Argument(help="The ledger's SQLite file. Required.", show_default=False),
-]
-AsJson: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)
 ]
 
 

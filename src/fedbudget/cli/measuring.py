@@ -1,6 +1,5 @@
 """`fedbudget measure`: what a step and a round cost on this device."""
 
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +9,9 @@ import typer
 from fedbudget.cli.config import Config, read_config, with_prices
 from fedbudget.cli.options import OUTPUT, Question
 from fedbudget.cli.output import print_json, progress
-from fedbudget.errors import InvalidInputError, RecordError
+from fedbudget.errors import InvalidInputError
 from fedbudget.models import Loss, loss_named
+from fedbudget.record import whole_file
 
 _WORK, _ENERGY, _LINK = "Work", "Energy", "Network"
 
@@ -201,12 +201,8 @@ def _shape(config: Config) -> dict[str, Any]:
 
 def _write(config: str, prices: dict[str, tuple[float, str]]) -> None:
     text = with_prices(Path(config).read_text(encoding="utf-8"), prices)
-    partial = Path(f"{config}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, config)
-    except OSError as error:
-        raise RecordError(f"cannot write {config}: {error.strerror or error}") from None
+    with whole_file(config) as file:
+        file.write(text)
 
 
 def _plain(found: Any, unit: str, work: dict[str, Any]) -> dict[str, Any]:

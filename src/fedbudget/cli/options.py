@@ -13,6 +13,9 @@ _DATA, _TABLE, _SHAPE = "Data by name", "Your own table", "No data at all"
 _PRICES, _PLANNER = "Prices a device pays", "Planner"
 PANELS = (BUDGETS, RUN, _DATA, _TABLE, _SHAPE, _PRICES, _PLANNER, OUTPUT)
 
+AsJson: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)
+]
 Epsilon: TypeAlias = Annotated[
     float,
     typer.Option(
@@ -226,10 +229,7 @@ class Question:
             rich_help_panel=_PLANNER,
         ),
     ] = 0
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
-    ] = False
+    json: AsJson = False
 
     @property
     def prices(self) -> Prices:

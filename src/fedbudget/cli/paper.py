@@ -11,7 +11,7 @@ import typer
 
 import fedbudget
 from fedbudget.checks import whole
-from fedbudget.cli.options import OUTPUT, RUN
+from fedbudget.cli.options import OUTPUT, RUN, AsJson
 from fedbudget.cli.output import Stopped, print_json, say
 from fedbudget.errors import InvalidInputError
 
@@ -66,10 +66,7 @@ def paper(
             rich_help_panel=RUN,
         ),
     ] = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
-    ] = False,
+    json: AsJson = False,
 ) -> None:
     """Run the paper's whole evaluation: its figures, and an answer to its claims."""
     from fedbudget.paper.evaluation import expected_work

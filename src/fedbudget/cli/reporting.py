@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedbudget.cli.options import OUTPUT
+from fedbudget.cli.options import OUTPUT, AsJson
 from fedbudget.cli.output import one_line, print_json, progress
 
 
@@ -34,10 +34,7 @@ def report(
             "the first time.",
         ),
     ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write one HTML page about a run: plan, promise, curves, devices, advice."""
     from fedbudget.reporting.advice import advice

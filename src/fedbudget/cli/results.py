@@ -7,7 +7,6 @@ from rich.console import Console
 
 from fedbudget.budget import Budget
 from fedbudget.cli.layout import (
-    counted,
     new_page,
     new_table,
     show_heading,
@@ -15,13 +14,14 @@ from fedbudget.cli.layout import (
     show_pairs,
     show_table,
     show_title,
-    span,
 )
 from fedbudget.cli.output import one_line
 from fedbudget.cli.sources import Source
 from fedbudget.cli.sweeping import Point, spread
+from fedbudget.data.messages import counted, span
 from fedbudget.devices.sweeping import Sweep
 from fedbudget.planning import Plan
+from fedbudget.record import from_row
 from fedbudget.training import Run
 
 NOT_PRIVATE = (
@@ -92,7 +92,7 @@ def _in_a_line(plan: Plan) -> str:
 def _outcome(budget: Budget, run: Run, record: str | None) -> Iterator[tuple[str, str]]:
     plan, last = run.plan, run.rounds[-1]
     yield "privacy", f"{plan.privacy}, for the whole run"
-    spent = span(_per_device(last["cost"]))
+    spent = span(from_row(last["cost"]))
     yield "cost", f"{spent} of {span(budget.cost)} units for each device"
     answers = span([row["answered"] for row in run.rounds])
     yield "answers", f"from {answers} of {plan.num_devices} devices in a round"
@@ -100,11 +100,6 @@ def _outcome(budget: Budget, run: Run, record: str | None) -> Iterator[tuple[str
         yield "record", "none: name a folder with --out"
     else:
         yield "record", f"{one_line(record)}: plan, rounds and model"
-
-
-def _per_device(values: Any) -> list[float]:
-    """Return what devices spent, or the least and the most of many, from a row."""
-    return list(values.values()) if isinstance(values, Mapping) else values
 
 
 def _show_measured(console: Console, measured: Mapping[str, float]) -> None:

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fedbudget.cli.options import OUTPUT, RUN
+from fedbudget.cli.options import OUTPUT, RUN, AsJson
 from fedbudget.cli.output import Bar, print_json, progress
-from fedbudget.cli.training import largest, resumable
+from fedbudget.cli.sources import named_or_number
+from fedbudget.cli.training import resumable
+from fedbudget.record import largest
 
 _FLEET = "Fleet"
 
@@ -103,10 +105,7 @@ def server(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Coordinate a fleet: plan from what devices declare, run the rounds, release.
 
@@ -130,7 +129,7 @@ def server(
         deadline=deadline,
         minimum=minimum,
         precision=precision,
-        dissimilarity=_number(dissimilarity),
+        dissimilarity=named_or_number(dissimilarity),
         planner=planner,
         status_port=status_port,
     )
@@ -147,13 +146,6 @@ def server(
     from fedbudget.cli.fleet_tables import show_server_run
 
     show_server_run(run, out=f"{out}/run")
-
-
-def _number(text: str) -> str | float:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _tell_begin(plan: Any, names: tuple[str, ...], port: int | None) -> None:

@@ -60,7 +60,7 @@ def read_data(question: Question) -> Dataset:
 
 def source_of(dataset: Dataset, question: Question) -> Source:
     """Return the problem of a data set, as the options want it seen."""
-    dissimilarity = _dissimilarity(question.dissimilarity)
+    dissimilarity = _dissimilarity(question)
     problem = dataset.problem(
         loss=question.loss, l2=question.l2, dissimilarity=dissimilarity
     )
@@ -147,7 +147,7 @@ def _without_data(question: ShapeQuestion) -> Source:
             "as --dim 102"
         )
     usual = "logistic" if question.classes in (None, 2) else "softmax"
-    dissimilarity = _dissimilarity(question.dissimilarity)
+    dissimilarity = _dissimilarity(question)
     problem = Problem(
         num_samples=parse_samples(question.samples),
         dim=question.dim,
@@ -212,9 +212,14 @@ def _refuse(question: Question, names: tuple[str, ...], source: str) -> None:
             )
 
 
-def _dissimilarity(text: str | None) -> str | float | None:
+def _dissimilarity(question: Question) -> str | float | None:
+    text = question.dissimilarity
+    return None if text is None else named_or_number(text)
+
+
+def named_or_number(text: str) -> str | float:
     """Return a number if it is one; the problem checks the rest."""
     try:
-        return None if text is None else float(text)
+        return float(text)
     except ValueError:
         return text

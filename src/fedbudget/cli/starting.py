@@ -11,13 +11,14 @@ from typing import Annotated
 
 import typer
 
-from fedbudget.cli.options import OUTPUT
+from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import print_json, progress
 from fedbudget.data import Categorical, Numeric
 from fedbudget.data.drafting import Draft, draft
 from fedbudget.data.features import Feature
 from fedbudget.data.partitions import parse_partition
 from fedbudget.errors import InvalidInputError, NotPrivateWarning, RecordError
+from fedbudget.record import whole_file
 
 _MARK = "read from the rows: replace by what is publicly known"
 _LARGEST_DELTA = 1e-4
@@ -63,10 +64,7 @@ def init(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite the file if it is there.")
     ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a commented fedbudget.toml for a table: columns, budgets and prices."""
     if (device is None) == (partition is None):
@@ -86,10 +84,8 @@ def init(
         found = draft(table, label=label, device=device, drop=dropped)
     place = os.path.relpath(table, Path(out).resolve().parent)
     text = "\n".join(_lines(found, place, device, partition)) + "\n"
-    try:
-        Path(out).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RecordError(f"cannot write {out}: {error.strerror or error}") from None
+    with whole_file(out) as file:
+        file.write(text)
     columns = len(found.schema.features) + 1
     warnings.warn(
         f"the bounds and categories of {columns} columns in {out} were read from the "

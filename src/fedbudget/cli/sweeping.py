@@ -16,8 +16,9 @@ from fedbudget.cli.options import BUDGETS, OUTPUT, RUN, SweepQuestion
 from fedbudget.cli.output import Bar, print_json, progress, telling_of_compilation
 from fedbudget.cli.sources import Source, about, read_data, source_of
 from fedbudget.devices.sweeping import Sweep
-from fedbudget.errors import InfeasibleBudgetError, InvalidInputError, RecordError
+from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.planning import Plan
+from fedbudget.record import whole_file
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -189,16 +190,7 @@ def spread(values: Array) -> tuple[float, float | None]:
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write a CSV table, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise RecordError(
-            f"cannot write {path}: {error.strerror or error}: make room, or choose "
-            "another place"
-        ) from error
+    with whole_file(path) as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)

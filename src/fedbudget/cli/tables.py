@@ -11,7 +11,6 @@ from rich.text import Text
 from fedbudget.budget import Budget
 from fedbudget.checks import Array, floats
 from fedbudget.cli.layout import (
-    counted,
     new_page,
     new_table,
     show_heading,
@@ -19,10 +18,10 @@ from fedbudget.cli.layout import (
     show_pairs,
     show_table,
     show_title,
-    span,
 )
 from fedbudget.cli.output import one_line
 from fedbudget.cli.sources import Source
+from fedbudget.data.messages import counted, span
 from fedbudget.planning import Frontier, Plan
 from fedbudget.privacy import rounded_up
 

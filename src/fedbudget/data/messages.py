@@ -1,7 +1,10 @@
-"""Pieces of messages: a value in one short line, and counts that agree with nouns."""
+"""Pieces of messages: values in one short line, and counts that agree with nouns."""
 
 import reprlib
 from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 LONGEST = 80  # characters of a value
 _PICTURE = reprlib.Repr()
@@ -28,6 +31,16 @@ def counted(number: int, noun: str) -> str:
     ('1 device', '2 devices')
     """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def span(values: ArrayLike) -> str:
+    """Return the only value, or the least and the most.
+
+    >>> span([2, 2.0]), span([1, 2.5])
+    ('2', '1 to 2.5')
+    """
+    least, most = f"{np.min(values):.4g}", f"{np.max(values):.4g}"
+    return least if least == most else f"{least} to {most}"
 
 
 def listed(names: list[str]) -> str:

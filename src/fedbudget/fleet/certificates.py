@@ -249,8 +249,7 @@ def _private_pem(key: "ec.EllipticCurvePrivateKey") -> bytes:
 
 def _write(path: Path, content: bytes, *, private: bool) -> None:
     """Write a file that only its owner may read, if it is private."""
-    mode = 0o600 if private else 0o644
-    partial = path.with_name(f".{path.name}.partial")
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as f:
-        f.write(content)
-    os.replace(partial, path)
+    from fedbudget.record import whole_file  # a device reads only, with less memory
+
+    with whole_file(path, "wb", permissions=0o600 if private else 0o644) as file:
+        file.write(content)

@@ -8,14 +8,15 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.checks import Array
-from fedbudget.errors import InvalidInputError, MissingExtraError, RecordError
+from fedbudget.errors import InvalidInputError, RecordError, needed
 from fedbudget.models import Loss, Rows, loss_named
+from fedbudget.record import whole_file
 from fedbudget.reporting.runs import RecordedRun, read_run
 
 
@@ -178,36 +179,30 @@ class LinearModel:
                 f"file {str(place)!r} has suffix {place.suffix!r}: use "
                 f"{' or '.join(writers)}"
             )
-        try:
-            writers[place.suffix](self, place)
-        except OSError as error:
-            raise RecordError(
-                f"cannot write {place}: {error.strerror or error}"
-            ) from None
+        with whole_file(place, "wb") as file:
+            writers[place.suffix](self, file)
 
 
-def _save_onnx(model: LinearModel, path: Path) -> None:
+def _save_onnx(model: LinearModel, file: IO[bytes]) -> None:
     from fedbudget.interop.onnx_files import to_onnx
 
-    path.write_bytes(to_onnx(model))
+    file.write(to_onnx(model))
 
 
-def _save_joblib(model: LinearModel, path: Path) -> None:
+def _save_joblib(model: LinearModel, file: IO[bytes]) -> None:
     fitted = model.to_sklearn()
     import joblib
 
-    joblib.dump(fitted, path)
+    joblib.dump(fitted, file)
 
 
-def _save_json(model: LinearModel, path: Path) -> None:
-    path.write_text(json.dumps(model.to_dict(), indent=1) + "\n", encoding="utf-8")
+def _save_json(model: LinearModel, file: IO[bytes]) -> None:
+    file.write(json.dumps(model.to_dict(), indent=1).encode() + b"\n")
 
 
 def _sklearn() -> tuple[Any, Any]:
-    try:
+    with needed("a scikit-learn model", "scikit-learn"):
         from sklearn import linear_model, svm
-    except ImportError:
-        raise MissingExtraError("a scikit-learn model", "scikit-learn") from None
     return linear_model, svm
 
 

@@ -6,12 +6,12 @@ planner finds nothing that is no longer true.
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbudget.errors import MissingExtraError, RecordError
+from fedbudget.record import whole_file
 
 if TYPE_CHECKING:
     import pyarrow
@@ -84,21 +84,13 @@ class Store:
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows as Parquet or CSV, by the path's ending; whole or not at all."""
     parquet, table = _parquet(), _table(rows)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with whole_file(path, "wb") as file:
         if path.suffix == ".csv":
             from pyarrow import csv
 
-            csv.write_csv(table, partial)
+            csv.write_csv(table, file)
         else:
-            parquet.write_table(table, partial)
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise RecordError(
-            f"cannot write {path}: {error.strerror or error}: make room, or choose "
-            "another folder"
-        ) from error
+            parquet.write_table(table, file)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> "pyarrow.Table":

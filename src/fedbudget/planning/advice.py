@@ -21,10 +21,13 @@ from fedbudget.problem import Problem
 
 # The model is not better than this: what is closer counts as equal.
 _EQUAL = 0.1
+# A difference in a measured accuracy that is not worth a word, and the same for a loss,
+# as a share of it.
+_POINTS, _SHARE = 0.005, 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
+class Forecast:
     """Predicted losses above the best that each device could have on its own rows."""
 
     federated: float
@@ -45,18 +48,18 @@ class Advice:
                 "federating may not pay: devices that train alone and send nothing are "
                 f"predicted to be as good on their own rows (loss {self.alone:.3g} "
                 f"above the best, against {self.federated:.3g}); compare with "
-                "--personal"
+                "personal models (personal=True, --personal)"
             )
         return ""
 
 
-def advise(problem: Problem, predicted_loss: float) -> Advice:
+def advise(problem: Problem, predicted_loss: float) -> Forecast:
     """Predict what federating, staying alone and guessing would come to."""
     spectrum = Spectrum.of(problem)
     learnable = float(np.sum(spectrum.count * spectrum.gap))
     # A common model is off each device's own optimum by its dissimilarity's share.
     apart = problem["dissimilarity"] ** 2 * learnable
-    return Advice(
+    return Forecast(
         federated=predicted_loss + apart,
         alone=float(np.mean(loss_alone(spectrum, problem.num_samples))),
         constant=learnable - float(spectrum.gap[0]),
@@ -80,6 +83,17 @@ def loss_alone(spectrum: Spectrum, num_samples: NDArray[np.int64]) -> Array:
     return np.asarray(best[places])
 
 
+def better(metric: str, one: float, other: float) -> bool:
+    """Say whether a measured number is better by enough to be worth a word.
+
+    >>> better("test_accuracy", 0.83, 0.82), better("test_accuracy", 0.823, 0.82)
+    (True, False)
+    """
+    if metric.endswith("accuracy"):
+        return one - other > _POINTS
+    return other - one > _SHARE * abs(other)
+
+
 def advice_of(measured: Mapping[str, float]) -> str | None:
     """Say whether federating paid, by what a run measured with `personal=True`.
 
@@ -91,24 +105,21 @@ def advice_of(measured: Mapping[str, float]) -> str | None:
     names = ("", "personal_", "alone_", "constant_")
     reached, personal, alone, constant = (measured[f"{n}{what}"] for n in names)
 
-    def no_better(one: float, other: float) -> bool:
-        return one <= other if what == "test_accuracy" else one >= other
-
     word, shown = what.replace("_", " "), f"{reached:.4f}"
-    if no_better(reached, constant):
+    if not better(what, reached, constant):
         return (
             f"federating did not pay: {word} {shown}, no better than a constant "
             f"guess, {constant:.4f}"
         )
-    if no_better(reached, alone) and no_better(personal, alone):
-        return (
-            f"federating did not pay: {word} {shown} ({personal:.4f} after "
-            f"adapting), no better than devices alone, {alone:.4f}"
-        )
-    if no_better(reached, alone):
+    if better(what, reached, alone):
+        return ""
+    if better(what, personal, alone):
         return (
             f"federating pays only with personal models: {word} {personal:.4f} "
             f"after adapting, against {alone:.4f} of devices alone and {shown} of "
             "the global model"
         )
-    return ""
+    return (
+        f"federating did not pay: {word} {shown} ({personal:.4f} after adapting), no "
+        f"better than devices alone, {alone:.4f}"
+    )

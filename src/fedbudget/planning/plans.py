@@ -217,21 +217,6 @@ class Plan:
             blocks=self.blocks,
         )
 
-    def gradients_of(self, device: int) -> NoisyGradients:
-        """Return what one device releases, for `privacy.dp_event`."""
-        if not 0 <= device < self.num_devices:
-            raise InvalidInputError(
-                f"device {device} is not there: choose 0 .. {self.num_devices - 1}"
-            )
-        return NoisyGradients(
-            lipschitz=self.lipschitz,
-            batch_size=float(self.batch_size[device]),
-            noise_std=float(self.noise_std[device]),
-            steps=int(self.tau * self.device_rounds[device]),
-            sampling_probability=float(self.sampling_probability[device]),
-            blocks=int(self.blocks[device]),
-        )
-
     def check_promise(self) -> None:
         """Raise if the noise does not keep the epsilon that the plan claims."""
         if self.accountant == NOT_PRIVATE:
@@ -268,9 +253,6 @@ class Plan:
             )
         names = {item.name for item in fields(cls)}
         derived = {"device_rounds", "steps", "privacy"}
-        # Plans of before had none of these.
-        later = {"last_round": None, "advice": "", "drift_control": False}
-        plain = {**later, "prior_releases": [], **plain}
         if set(plain) - derived != names:
             wrong = sorted((set(plain) - derived) ^ names)
             raise InvalidInputError(

@@ -5,8 +5,8 @@ Adversary: the server, the other devices and whoever sees every upload. A device
 releases K gradients, each a mean over X samples whose own gradients have norm at
 most G, each with fresh Gaussian noise of std sigma per coordinate.
 
-Three accountants answer the same three questions (epsilon of a run, noise for a
-budget, largest K for a noise level), each for one device or for an array of them:
+Three accountants answer the same two questions (epsilon of a run, noise for a
+budget), each for one device or for an array of them:
 
     gdp    exact for Gaussian noise without sampling: mu = 2 G sqrt(K) / (X sigma)
            (Dong, Roth and Su 2022, Corollary 2.13; Balle and Wang 2018, Theorem 8)

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,12 +20,9 @@ from fedbudget.privacy.runs import NoisyGradients
 # up the same steps in another order does not refuse the last one.
 SLACK = 1e-9
 
-# Epsilon, delta, and what was spent before: what a device may still release.
-Limits: TypeAlias = tuple[ArrayLike, ArrayLike, ArrayLike]
-
 
 class Accountant(ABC):
-    """Answers three questions about runs of noisy gradients.
+    """Answers two questions about runs of noisy gradients.
 
     `prior_mu` is what has been spent before the run, as Gaussian DP: a constant that
     was measured on the same rows, or rounds that already happened.
@@ -48,6 +44,7 @@ class Accountant(ABC):
         `at_most` is an epsilon known to be enough: it only makes the answer faster.
         """
 
+    @abstractmethod
     def noise_multiplier(
         self,
         *,
@@ -61,31 +58,6 @@ class Accountant(ABC):
 
         Infinite where `prior_mu` has already spent the budget.
         """
-        limits = (epsilon, delta, prior_mu)
-        return self._noise_multiplier(limits, steps, sampling_probability)
-
-    def max_steps(
-        self,
-        *,
-        epsilon: ArrayLike,
-        delta: ArrayLike,
-        noise_multiplier: ArrayLike,
-        sampling_probability: ArrayLike = 1.0,
-        prior_mu: ArrayLike = 0.0,
-    ) -> Array:
-        """Return the largest K that each device's noise allows; whole numbers."""
-        limits = (epsilon, delta, prior_mu)
-        return self._max_steps(limits, noise_multiplier, sampling_probability)
-
-    @abstractmethod
-    def _noise_multiplier(
-        self, limits: Limits, steps: ArrayLike, sampling_probability: ArrayLike
-    ) -> Array: ...
-
-    @abstractmethod
-    def _max_steps(
-        self, limits: Limits, multiplier: ArrayLike, sampling_probability: ArrayLike
-    ) -> Array: ...
 
     def noise_std(
         self, *, lipschitz: ArrayLike, batch_size: ArrayLike, **budget: ArrayLike
@@ -128,26 +100,22 @@ class GaussianAccountant(Accountant):
         some = self.epsilon_from_mu(np.where(mu > 0, mu, 1.0), delta)
         return np.where(mu > 0, some, 0.0)
 
-    def _noise_multiplier(
-        self, limits: Limits, steps: ArrayLike, sampling_probability: ArrayLike
+    def noise_multiplier(
+        self,
+        *,
+        epsilon: ArrayLike,
+        delta: ArrayLike,
+        steps: ArrayLike,
+        sampling_probability: ArrayLike = 1.0,
+        prior_mu: ArrayLike = 0.0,
     ) -> Array:
+        """Return the least noise multiplier that keeps each device within budget."""
         del sampling_probability  # no amplification is claimed
-        with np.errstate(divide="ignore"):
-            return np.sqrt(2 * floats(steps) / self._rho_left(limits))
-
-    def _max_steps(
-        self, limits: Limits, multiplier: ArrayLike, sampling_probability: ArrayLike
-    ) -> Array:
-        del sampling_probability
-        # The half slack undoes what calibration held back, and no more.
-        rho = self._rho_left(limits) * (1 + SLACK / 2)
-        return np.floor(rho * floats(multiplier) ** 2 / 2)
-
-    def _rho_left(self, limits: Limits) -> Array:
-        epsilon, delta, prior_mu = limits
         rho = floats(self.mu_from_epsilon(epsilon, delta)) ** 2 / 2
         spent = floats(prior_mu) ** 2 / 2
-        return np.maximum(rho * (1 - SLACK) - spent, 0.0)
+        left = np.maximum(rho * (1 - SLACK) - spent, 0.0)
+        with np.errstate(divide="ignore"):
+            return np.sqrt(2 * floats(steps) / left)
 
 
 def _zcdp_epsilon(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedbudget.checks import Array, floats, within
-from fedbudget.errors import InvalidInputError, MissingExtraError
+from fedbudget.errors import InvalidInputError, needed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,29 +109,34 @@ def rounded_up(value: float, *, digits: int = 4) -> str:
     return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"
 
 
-def dp_event(run: NoisyGradients) -> Any:
-    """Return one device's run as a dp-accounting event.
+def dp_event(run: NoisyGradients, device: int | None = None) -> Any:
+    """Return one device's run as a dp-accounting event, as `plan.gradients` has it.
 
     Its noise multiplier is relative to one sample's share G / X: account for it with
     NeighboringRelation.REPLACE_ONE, which doubles the sensitivity itself.
     """
     dp_accounting = dp_accounting_or_raise()
-    if np.size(run.mu) != 1 or np.size(run.sampling_probability) != 1:
+    each = (run.noise_multiplier, floats(run.sampling_probability), run.laps)
+    columns = [np.ravel(column) for column in np.broadcast_arrays(*each)]
+    count = len(columns[0])
+    if device is None and count != 1:
         raise InvalidInputError(
-            f"dp_event describes one device, got {np.size(run.mu)}: call it for each"
+            f"dp_event describes one device, got {count}: call it for each, with "
+            "device="
         )
-    event = dp_accounting.GaussianDpEvent(float(run.noise_multiplier))
-    if float(floats(run.sampling_probability)) < 1:
-        event = dp_accounting.PoissonSampledDpEvent(
-            float(floats(run.sampling_probability)), event
+    if device is not None and not 0 <= device < count:
+        raise InvalidInputError(
+            f"device {device} is not there: choose 0 .. {count - 1}"
         )
-    return dp_accounting.SelfComposedDpEvent(event, int(run.laps))
+    noise, probability, laps = (float(column[device or 0]) for column in columns)
+    event = dp_accounting.GaussianDpEvent(noise)
+    if probability < 1:
+        event = dp_accounting.PoissonSampledDpEvent(probability, event)
+    return dp_accounting.SelfComposedDpEvent(event, int(laps))
 
 
 def dp_accounting_or_raise() -> Any:
     """Import dp-accounting, or say how to get it."""
-    try:
+    with needed("accountant 'pld'", "dp-accounting"):
         import dp_accounting
-    except ImportError:
-        raise MissingExtraError("accountant 'pld'", "dp-accounting") from None
     return dp_accounting

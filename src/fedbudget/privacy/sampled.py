@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedbudget.checks import Array, floats
-from fedbudget.privacy.accountants import GDP, Accountant, Limits
+from fedbudget.privacy.accountants import GDP, Accountant
 from fedbudget.privacy.runs import NoisyGradients, dp_accounting_or_raise, dp_event
 
 # Noise multiplier, sampling probability, and how many steps (none is fine).
 SampledSteps: TypeAlias = tuple[ArrayLike, ArrayLike, ArrayLike]
 
 _PRECISION = 1e-4  # of a calibrated noise multiplier, as a share of it
-_MOST_STEPS = 1 << 20  # beyond a million steps `max_steps` stops looking
 
 
 class PldAccountant(Accountant):
@@ -51,17 +50,19 @@ class PldAccountant(Accountant):
         columns = [column for kind in steps for column in kind]
         return _over_distinct(_pld_epsilon, delta, prior_mu, *columns)
 
-    def _noise_multiplier(
-        self, limits: Limits, steps: ArrayLike, sampling_probability: ArrayLike
+    def noise_multiplier(
+        self,
+        *,
+        epsilon: ArrayLike,
+        delta: ArrayLike,
+        steps: ArrayLike,
+        sampling_probability: ArrayLike = 1.0,
+        prior_mu: ArrayLike = 0.0,
     ) -> Array:
+        """Return the least noise multiplier that keeps each device within budget."""
         return _over_distinct(
-            _pld_noise_multiplier, *limits, steps, sampling_probability
+            _pld_noise_multiplier, epsilon, delta, prior_mu, steps, sampling_probability
         )
-
-    def _max_steps(
-        self, limits: Limits, multiplier: ArrayLike, sampling_probability: ArrayLike
-    ) -> Array:
-        return _over_distinct(_pld_max_steps, *limits, multiplier, sampling_probability)
 
 
 def _pld_epsilon(delta: float, prior: float, *runs: float) -> float:
@@ -131,23 +132,6 @@ def _pld_noise_multiplier(
     while excess(root) > 0 and root < high:  # on the private side of the root
         root += _PRECISION / 2
     return math.exp(min(root, high))
-
-
-def _pld_max_steps(
-    epsilon: float, delta: float, prior: float, multiplier: float, probability: float
-) -> float:
-    def affordable(steps: int) -> bool:
-        return _pld_epsilon(delta, prior, multiplier, probability, steps) <= epsilon
-
-    if not affordable(1):
-        return 0.0
-    low, high = 1, 2
-    while high < _MOST_STEPS and affordable(high):
-        low, high = high, 2 * high
-    while high - low > 1 and high < _MOST_STEPS:
-        middle = (low + high) // 2
-        low, high = (middle, high) if affordable(middle) else (low, middle)
-    return float(low)
 
 
 def _over_distinct(function: Callable[..., float], *arguments: ArrayLike) -> Array:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedbudget.planning.advice import better
 from fedbudget.privacy import rounded_up
 from fedbudget.reporting.comparing import (
     CENTRAL,
@@ -17,8 +18,6 @@ from fedbudget.reporting.comparing import (
 from fedbudget.reporting.runs import RecordedRun
 
 WEAK_EPSILON = 10.0  # above it, a promise is usually called weak
-_POINTS = 0.005  # a difference in accuracy below this is not worth a word
-_SHARE = 0.02  # the same for a loss, as a share of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +108,13 @@ def _sentence(text: str) -> str:
 def _about_alternatives(found: Comparison) -> Iterator[Advice]:
     what = "accuracy" if found.higher_is_better else "loss"
     better, of = found.better_off(RUN, LOCAL)
-    if _gain(found, RUN, CONSTANT) <= _little(found):
+    if not _better(found, RUN, CONSTANT):
         yield Advice(
             kind="bad",
             text=f"The model ({_show(found, RUN)}) is no better than a constant guess "
             f"({_show(found, CONSTANT)}): raise a budget, or do not run this at all.",
         )
-    if _gain(found, RUN, LOCAL) < -_little(found):
+    if not _better(found, RUN, LOCAL):
         yield Advice(
             kind="fair",
             text="Federation does not pay on average: devices with their own rows "
@@ -129,10 +128,12 @@ def _about_alternatives(found: Comparison) -> Iterator[Advice]:
             f"own rows alone ({what} {_show(found, RUN)} against "
             f"{_show(found, LOCAL)} on average).",
         )
-    if PERSONAL in found.means and _gain(found, PERSONAL, RUN) > _little(found):
+    if PERSONAL in found.means and (
+        _better(found, PERSONAL, RUN)
+        or (_better(found, PERSONAL, LOCAL) and not _better(found, RUN, LOCAL))
+    ):
         yield _about_personal(found, what)
-    short = _gain(found, CENTRAL, RUN)
-    if short <= _little(found):
+    if not _better(found, CENTRAL, RUN):
         yield Advice(
             kind="good",
             text=f"All rows in one place, without privacy, reach {what} "
@@ -143,13 +144,13 @@ def _about_alternatives(found: Comparison) -> Iterator[Advice]:
             kind="fair",
             text=f"All rows in one place, without privacy, would reach {what} "
             f"{_show(found, CENTRAL)}: budgets and distance cost "
-            f"{_difference(found, short)}.",
+            f"{_difference(found)}.",
         )
 
 
 def _about_personal(found: Comparison, what: str) -> Advice:
     reached = f"{what} {_show(found, PERSONAL)}"
-    if _gain(found, PERSONAL, LOCAL) <= _little(found):
+    if not _better(found, PERSONAL, LOCAL):
         return Advice(
             kind="fair",
             text=f"Adapted to each device's own rows, the model reaches {reached}; "
@@ -166,9 +167,7 @@ def _about_personal(found: Comparison, what: str) -> Advice:
 
 def _about_budgets(run: RecordedRun, comparison: Comparison | None) -> Iterator[Advice]:
     plan = run.plan
-    if comparison is not None and (
-        _gain(comparison, CENTRAL, RUN) <= _little(comparison)
-    ):
+    if comparison is not None and not _better(comparison, CENTRAL, RUN):
         return  # nothing to gain from more
     prices = {
         "privacy": ("epsilon", plan.epsilon_price, plan.epsilon.max()),
@@ -186,15 +185,9 @@ def _about_budgets(run: RecordedRun, comparison: Comparison | None) -> Iterator[
             )
 
 
-def _gain(found: Comparison, name: str, than: str) -> float:
-    """Return by how much one is better than another, on average."""
-    gain = found.means[name] - found.means[than]
-    return gain if found.higher_is_better else -gain
-
-
-def _little(found: Comparison) -> float:
-    """Return the difference that is not worth a word."""
-    return _POINTS if found.higher_is_better else _SHARE * abs(found.means[RUN])
+def _better(found: Comparison, name: str, than: str) -> bool:
+    """Say whether one is better than another, on average and by enough."""
+    return better(found.metric, found.means[name], found.means[than])
 
 
 def _show(found: Comparison, name: str) -> str:
@@ -202,6 +195,8 @@ def _show(found: Comparison, name: str) -> str:
     return f"{value:.3f}" if found.higher_is_better else f"{value:.4f}"
 
 
-def _difference(found: Comparison, value: float) -> str:
+def _difference(found: Comparison) -> str:
+    """Return how far the run is from having all rows in one place."""
+    value = abs(found.means[CENTRAL] - found.means[RUN])
     points = f"{100 * value:.1f} points"
     return points if found.higher_is_better else f"{value:.3g} of loss"

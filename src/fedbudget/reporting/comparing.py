@@ -5,7 +5,6 @@ rows are not here), a report comes without a comparison and says why.
 """
 
 import json
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from fedbudget.errors import (
     NotPrivateWarning,
     RecordError,
 )
+from fedbudget.record import whole_file
 from fedbudget.reporting.runs import RecordedRun
 
 FILE = "comparison.json"
@@ -161,12 +161,8 @@ def _write(path: Path, made: Comparison) -> None:
             for name, values in made.per_device.items()
         },
     }
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(json.dumps(plain, indent=1))
-        os.replace(partial, path)
-    except OSError as error:
-        raise RecordError(f"cannot write {path}: {error.strerror or error}") from None
+    with whole_file(path) as file:
+        file.write(json.dumps(plain, indent=1))
 
 
 def _read(path: Path) -> Comparison:

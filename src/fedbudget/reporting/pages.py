@@ -4,12 +4,13 @@ A page is a list of parts, each a piece of HTML made by the functions here. Text
 escaped by them; only `Html` passes as it is.
 """
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import TypeAlias
+
+from fedbudget.record import whole_file
 
 
 class Html(str):
@@ -75,11 +76,11 @@ code { font-size: .92em; }
 """
 
 
-def page(title: str, parts: Iterable[Text], *, language: str = "en") -> str:
+def page(title: str, parts: Iterable[Text]) -> str:
     """Return the whole document; its parts stand one under the other."""
     body = "\n".join(_safe(part) for part in parts)
     return (
-        f'<!doctype html>\n<html lang="{escape(language)}">\n<head>\n'
+        '<!doctype html>\n<html lang="en">\n<head>\n'
         '<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
@@ -175,7 +176,6 @@ def figure(
     caption: Text,
     *,
     name: str,
-    anchor: str | None = None,
     narrow: bool = False,
 ) -> Html:
     """Return a figure with its caption.
@@ -184,16 +184,14 @@ def figure(
         svg: The text of an SVG file, such as matplotlib writes.
         caption: What it shows; also what a screen reader reads.
         name: Of the figure, unlike any other on the page.
-        anchor: To link to.
         narrow: It stays readable on a telephone, and fits there.
     """
-    place = f' id="{escape(anchor)}"' if anchor else ""
     spoken = escape(re.sub("<[^>]+>", "", caption))
     drawing = inline_svg(svg, prefix=name).replace(
         "<svg ", f'<svg role="img" aria-label="{spoken}" ', 1
     )
     return Html(
-        f'<figure{place}><div class="plate{" narrow" * narrow}">{drawing}</div>'
+        f'<figure><div class="plate{" narrow" * narrow}">{drawing}</div>'
         f"<figcaption>{_safe(caption)}</figcaption></figure>"
     )
 
@@ -211,9 +209,8 @@ def inline_svg(svg: str, *, prefix: str) -> str:
 
 def write_page(path: Path, text: str) -> None:
     """Write a page, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with whole_file(path) as file:
+        file.write(text)
 
 
 def _safe(text: Text) -> str:

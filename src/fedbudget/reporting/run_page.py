@@ -6,10 +6,9 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fedbudget.checks import Array, floats
-from fedbudget.data.messages import counted
+from fedbudget.data.messages import counted, span
 from fedbudget.errors import RecordError
 from fedbudget.planning import Plan
 from fedbudget.privacy import rounded_up
@@ -65,10 +64,7 @@ def report(
         except RecordError as error:
             why_not = str(error)
     place = run.path / "report.html" if out is None else Path(out)
-    try:
-        pages.write_page(place, run_page(run, found, why_not=why_not))
-    except OSError as error:
-        raise RecordError(f"cannot write {place}: {error.strerror or error}") from None
+    pages.write_page(place, run_page(run, found, why_not=why_not))
     return place
 
 
@@ -129,13 +125,13 @@ def _advice(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:
 def _plan(plan: Plan) -> Iterator[Text]:
     batch = {
         "full": "all of its training rows",
-        "fixed": f"{_span(plan.batch_size)} rows drawn anew",
-        "poisson": f"{_span(plan.batch_size)} rows on average, each drawn alone",
-        "cyclic": f"the next of {_span(plan.blocks)} disjoint batches of "
-        f"{_span(plan.batch_size)} rows",
+        "fixed": f"{span(plan.batch_size)} rows drawn anew",
+        "poisson": f"{span(plan.batch_size)} rows on average, each drawn alone",
+        "cyclic": f"the next of {span(plan.blocks)} disjoint batches of "
+        f"{span(plan.batch_size)} rows",
     }[plan.sampling]
     noise = (
-        f"adds Gaussian noise of standard deviation {_span(plan.noise_std)} to every "
+        f"adds Gaussian noise of standard deviation {span(plan.noise_std)} to every "
         "coordinate of the gradient"
         if plan.noise_std.any()
         else "adds no noise"
@@ -144,13 +140,13 @@ def _plan(plan: Plan) -> Iterator[Text]:
         f"In every round, each of {counted(plan.num_devices, 'device')} takes "
         f"{counted(plan.tau, 'local step')} at learning rate {plan.learning_rate:.3g}. "
         f"A step uses {batch} and {noise}. The server averages the models with weights "
-        f"{_span(plan.weights)} and momentum {plan.momentum:.2g}. After "
+        f"{span(plan.weights)} and momentum {plan.momentum:.2g}. After "
         f"{counted(plan.rounds, 'round')}, {plan.steps} steps in all, the model is "
         "released."
     )
     yield pages.paragraph(
         f"Planned by {plan.planner} for loss {plan.loss}, to spend "
-        f"{_span(plan.cost)} units of cost. Why this plan:"
+        f"{span(plan.cost)} units of cost. Why this plan:"
     )
     yield pages.bullets(r for r in plan.reasons if r != plan.advice)
 
@@ -305,8 +301,3 @@ def _cell(value: float, shape: str = "{:.4g}") -> str:
     if np.isinf(value):
         return "none"
     return shape.format(value)
-
-
-def _span(values: ArrayLike) -> str:
-    least, most = f"{np.min(values):.4g}", f"{np.max(values):.4g}"
-    return least if least == most else f"{least} to {most}"

@@ -13,7 +13,7 @@ import numpy as np
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError, RecordError
 from fedbudget.planning import Plan
-from fedbudget.record import read_rounds
+from fedbudget.record import from_row, read_rounds
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,20 +62,13 @@ class RecordedRun:
 
     def spent(self, name: str) -> Array:
         """Return epsilon or cost of the device that spent most, after every round."""
-        return np.array([most(row[name]) for row in self.rounds], dtype=np.float64)
+        each = [from_row(row[name]).max() for row in self.rounds]
+        return np.array(each, dtype=np.float64)
 
     def spent_by_device(self, name: str) -> Array | None:
         """Return what each device spent; None where only the range was kept."""
-        last = self.rounds[-1][name] if self.rounds else []
-        if isinstance(last, Mapping) or not last:
-            return None
-        return np.array([np.inf if x is None else x for x in last])
-
-
-def most(values: Any) -> float:
-    """Return the most that any device spent, from a row; None is without bound."""
-    held = [values["max"]] if isinstance(values, Mapping) else values
-    return max(np.inf if value is None else float(value) for value in held)
+        kept = from_row(self.rounds[-1][name] if self.rounds else [])
+        return kept if len(kept) == self.plan.num_devices else None
 
 
 def _check(about: object, rounds: list[Any]) -> None:

@@ -5,7 +5,6 @@ colours are those of Okabe and Ito. Saved files hold no date, so that a figure w
 not change does not change on disk.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbudget.errors import MissingExtraError
+from fedbudget.errors import needed
+from fedbudget.record import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,10 +84,8 @@ RC: dict[Any, Any] = {
 @contextmanager
 def drawing() -> Iterator[None]:
     """Draw with this style and without a screen; other figures keep theirs."""
-    try:
+    with needed("drawing figures", "matplotlib"):
         import matplotlib
-    except ImportError:
-        raise MissingExtraError("drawing figures", "matplotlib") from None
     with matplotlib.rc_context(RC):
         yield
 
@@ -141,9 +139,8 @@ def save(figure: "Figure", stem: Path) -> list[Path]:
     with matplotlib.rc_context({"svg.hashsalt": stem.name}):  # the same ids every time
         for kind in FORMATS:
             path = stem.with_name(f"{stem.name}.{kind}")
-            partial = stem.with_name(f".{stem.name}.{kind}.partial")
             undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-            figure.savefig(partial, format=kind, metadata=undated.get(kind))
-            os.replace(partial, path)
+            with whole_file(path, "wb") as file:
+                figure.savefig(file, format=kind, metadata=undated.get(kind))
             written.append(path)
     return written

@@ -1,12 +1,11 @@
 """What run folders hold, read for the page; a folder may still be written."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedbudget.record import read_rounds
+from fedbudget.record import largest, read_rounds
 from fedbudget.ui.fleet_status import shown_epsilon
 
 T = TypeVar("T")
@@ -73,18 +72,6 @@ def thinned(rounds: list[T], most: int = 500) -> list[T]:
     if len(rounds) <= most:
         return rounds
     return [rounds[i * (len(rounds) - 1) // (most - 1)] for i in range(most)]
-
-
-def largest(values: Any) -> float | None:
-    """Return the most that any device spent; None is without bound.
-
-    >>> largest([1.0, 2.5]), largest({"min": 1.0, "max": 3.0}), largest([None, 1.0])
-    (2.5, 3.0, None)
-    """
-    if isinstance(values, Mapping):
-        most: float | None = values["max"]
-        return most
-    return None if None in values else max(values)
 
 
 def read_folder(path: Path, *, root: Path | None = None) -> RunFolder | None:

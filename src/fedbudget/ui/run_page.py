@@ -6,8 +6,9 @@ import streamlit as st
 
 from fedbudget.errors import FedbudgetError
 from fedbudget.privacy import rounded_up
+from fedbudget.record import largest
 from fedbudget.ui.charts import curve_chart, spending_chart
-from fedbudget.ui.folders import RunFolder, find_folders, largest, read_folder, shown
+from fedbudget.ui.folders import RunFolder, find_folders, read_folder, shown
 from fedbudget.ui.running import DATA, OWN, Runner, options_for
 
 NOT_PRIVATE = (
