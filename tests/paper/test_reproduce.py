@@ -1,5 +1,6 @@
 """The evaluation runs, is written, and goes on where it stopped."""
 
+import hashlib
 import json
 import re
 import runpy
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.paper import lab
+from fedbudget.paper import evaluation, lab
 from fedbudget.paper.cases import Scale, case_named
 from fedbudget.paper.evaluation import evaluate
 from fedbudget.paper.figures import described
@@ -18,14 +19,15 @@ from fedbudget.paper.planners import PLANNERS
 from fedbudget.paper.points import Maker, Point
 from fedbudget.paper.reading import Runs
 from fedbudget.paper.reproduce import read_report
-from fedbudget.paper.store import Store
+from fedbudget.paper.store import Store, read_table
 from tests.cli.running import run
+from tests.data.examples import write_mat
 
 ROOT = Path(__file__).parents[2]
 
 
 def runs_of(folder: Path) -> Runs:
-    return Runs(Store(folder / "numbers").read("runs.parquet"))
+    return Runs(read_table(folder / "numbers" / "runs.parquet"))
 
 
 def test_everything_is_written(finished: Path) -> None:
@@ -100,20 +102,48 @@ def test_a_finished_part_is_not_run_again(
         raise AssertionError("a run that is there was run again")
 
     monkeypatch.setattr(lab, "sweep", refuse)
-    again = evaluate(tiny, finished / "parts", version="0")
-    assert again.runs == Store(finished / "numbers").read("runs.parquet")
+    again = evaluate(tiny, Store(finished / "parts", version="0"))
+    assert again.runs == read_table(finished / "numbers" / "runs.parquet")
     assert again.found_seconds > 0
     with pytest.raises(AssertionError, match="run again"):
-        evaluate(tiny, finished / "parts", version="1")
+        evaluate(tiny, Store(finished / "parts", version="1"))
 
 
 def test_a_damaged_part_is_made_again(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    made = store.kept("a", "key", lambda: [{"x": 1}])
-    (tmp_path / "a-key.parquet").write_bytes(b"half")
-    again = store.kept("a", "key", lambda: [{"x": 2}])
-    assert (made, again) == ([{"x": 1}], [{"x": 2}])
-    assert store.kept("a", "key", lambda: [{"x": 3}]) == [{"x": 2}]
+    store = Store(tmp_path, version="0")
+    made = store.kept("a", ["key"], lambda: [{"x": 1}])
+    (part,) = tmp_path.glob("a-*.parquet")
+    part.write_bytes(b"half")
+    again = store.kept("a", ["key"], lambda: [{"x": 2}])
+    # Neither was there: the seconds that it took are of this run.
+    assert (made, again) == (([{"x": 1}], False), ([{"x": 2}], False))
+    assert store.kept("a", ["key"], lambda: [{"x": 3}]) == ([{"x": 2}], True)
+
+
+def test_baselines_of_the_standin_are_not_those_of_a_real_file(
+    tmp_path: Path, tiny: Scale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = write_mat(tmp_path / "vehicle.mat")
+    raw = real.read_bytes()
+    known = hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest()
+    monkeypatch.setattr("fedbudget.data.vehicle.GIT_BLOB", known)
+    monkeypatch.setattr(  # all of them would take long on the stand-in
+        evaluation,
+        "_baselines_of",
+        lambda lab, data, scale, repeat: iter([{"devices": data.num_devices}]),
+    )
+    store = Store(tmp_path, version="0")
+
+    def devices(vehicle: str | None) -> tuple[int, bool]:
+        case = case_named("Vehicle-1")
+        there = lab.Lab(case=case, store=store, vehicle=vehicle)
+        (row,) = evaluation._baselines(there, tiny)
+        return row["devices"], there.found_seconds > 0
+
+    assert devices(None) == (23, False)
+    assert devices(str(real)) == (3, False)
+    assert devices(None) == (23, True)
+    assert devices(str(real)) == (3, True)
 
 
 def test_the_document_is_made_from_the_folder_alone(

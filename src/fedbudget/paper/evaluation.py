@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from fedbudget.paper.cases import (
 from fedbudget.paper.lab import SCORING, STEP_SECONDS, Entry, Lab
 from fedbudget.paper.points import Maker, Point, first_rounds, most_rounds
 from fedbudget.paper.printed import printed_noise
-from fedbudget.paper.store import Row, Store, digest
+from fedbudget.paper.store import Row, Store
 from fedbudget.planning import Plan
 
 
@@ -39,9 +38,8 @@ class Tables:
 
 def evaluate(
     scale: Scale,
-    folder: Path,
+    store: Store,
     *,
-    version: str,
     vehicle: str | None = None,
     on_work: Callable[[float, str], None] = lambda seconds, what: None,
 ) -> Tables:
@@ -49,18 +47,13 @@ def evaluate(
 
     Args:
         scale: How much to run.
-        folder: Where parts are kept; those that are there are not run again.
-        version: Of the program; parts of another version do not count.
+        store: Where parts are kept; those that are there are not run again.
         vehicle: The real ``vehicle.mat``, if there is one.
         on_work: Told how much of `expected_work` is done, and what it was.
     """
-    store = Store(folder)
-    store.open()
     tables = Tables()
     for case in scale.cases:
-        lab = Lab(
-            case=case, store=store, version=version, vehicle=vehicle, on_work=on_work
-        )
+        lab = Lab(case=case, store=store, vehicle=vehicle, on_work=on_work)
         _evaluate_case(lab, scale, tables)
         tables.found_seconds += lab.found_seconds
     return tables
@@ -204,7 +197,6 @@ def _curves(
 
 def _baselines(lab: Lab, scale: Scale) -> list[Row]:
     repeats = range(min(scale.baseline_repeats, scale.repeats))
-    key = [lab.version, lab.case.name, repr(repeats), repr(scale.epsilons), "timed"]
 
     def make() -> list[Row]:
         rows = []
@@ -216,7 +208,7 @@ def _baselines(lab: Lab, scale: Scale) -> list[Row]:
             lab.on_work(0, f"{lab.case.name}: baselines")
         return rows
 
-    rows, _ = lab.kept("baselines", digest(key), make)
+    rows, _ = lab.kept("baselines", [repr(repeats), repr(scale.epsilons)], make)
     return rows
 
 

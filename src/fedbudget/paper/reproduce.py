@@ -23,7 +23,7 @@ from fedbudget.paper.evaluation import Tables, evaluate
 from fedbudget.paper.figures import Drawn, described, draw_all
 from fedbudget.paper.reading import Runs
 from fedbudget.paper.regret import Regret, regrets
-from fedbudget.paper.store import Store, write_table
+from fedbudget.paper.store import Store, make_folder, read_table, write_table
 from fedbudget.reporting.pages import write_page
 
 NUMBERS = ("runs", "searches", "plans", "baselines")
@@ -71,10 +71,10 @@ def reproduce(
         on_work: Told how much of `expected_work` is done, and what it was.
     """
     started = time.perf_counter()
-    Store(out).open()
-    tables = evaluate(
-        scale, out / "parts", version=version, vehicle=vehicle, on_work=on_work
-    )
+    for folder in (out, out / "parts", out / "numbers"):
+        make_folder(folder)
+    store = Store(out / "parts", version=version)
+    tables = evaluate(scale, store, vehicle=vehicle, on_work=on_work)
     about = About(
         version=version,
         seconds=time.perf_counter() - started + tables.found_seconds,
@@ -94,7 +94,6 @@ def reproduce(
 def _write(out: Path, tables: Tables, scale: Scale, about: About) -> Outcome:
     """Write numbers, figures and page."""
     numbers = out / "numbers"
-    numbers.mkdir(exist_ok=True)
     for name in NUMBERS:
         for ending in ("parquet", "csv"):
             write_table(numbers / f"{name}.{ending}", getattr(tables, name))
@@ -134,7 +133,7 @@ def read_report(out: Path) -> tuple[list[Block], Path]:
     """
     try:
         told = json.loads((out / "about.json").read_text(encoding="utf-8"))
-        found = {n: Store(out / "numbers").read(f"{n}.parquet") for n in NUMBERS}
+        found = {n: read_table(out / "numbers" / f"{n}.parquet") for n in NUMBERS}
     except (OSError, ValueError) as error:
         raise RecordError(
             f"{out} holds no finished evaluation ({error}): run fedbudget paper --out "
