@@ -69,7 +69,14 @@ def _evaluate_case(lab: Lab, scale: Scale, tables: Tables) -> None:
     )
     rate = planners.fixed_rate(lab, scale)
     full = grid.full_search(lab, scale)
-    picked, again = grid.finals(lab, scale, full)
+    first = scale.screens
+    picked, again = grid.finals(
+        lab,
+        "full-grid-finals",
+        grid.by_budget(full, scale),
+        accountant="gdp",
+        repeats=range(first, first + scale.final_repeats),
+    )
     tables.searches += [
         {
             "case": lab.case.name,
@@ -189,9 +196,17 @@ def _curves(
         ("curve-own", "zcdp", found, None),
         ("curve-full", "gdp", full, None),
     )
+    first = scale.screens
     for scheme, accountant, searched, only in kinds:
         maker = Maker(lab.problem, accountant)
-        for epsilon, cost, point in grid.by_tau(searched, scale, rate=only):
+        picked, _ = grid.finals(
+            lab,
+            f"{scheme}-finals",
+            grid.by_tau(searched, scale, rate=only),
+            accountant=accountant,
+            repeats=range(first, first + scale.tau_repeats),
+        )
+        for (epsilon, cost, _), point in picked.items():
             yield Entry(plan=maker.plan(point), says=_says(scheme, epsilon, cost))
 
 
@@ -250,6 +265,9 @@ def _expected(case: Case, scale: Scale) -> float:
     steps += scale.screens * sum(p.steps for p in full)
     budgets = len(scale.budgets)
     steps += budgets * scale.finalists * 150 * scale.final_repeats
+    if scale.tau_finalists > 1:
+        taus = 2 * (len(scale.taus) + len(scale.far_taus)) + len(scale.full_taus)
+        steps += budgets * taus * scale.tau_finalists * 100 * scale.tau_repeats
     steps += len(scale.line_budgets) * 250 * scale.repeats
     curves = len(scale.taus) * 120 + len(scale.far_taus) * 800
     steps += budgets * curves * scale.curve_repeats

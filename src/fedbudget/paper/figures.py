@@ -94,7 +94,8 @@ def _figures(
                 caption=f"Figure {number} (fig:tradeoff_{label}_acc). Accuracy against "
                 f"the {label} budget, a line for each {other} budget. Top: the paper's "
                 "planner at the case's one learning rate. Bottom: the joint planner. "
-                f"Grey: what needs no federation. {ends}",
+                "Grey: what needs no federation, as lines, or in words where it is far "
+                f"off. Points are drawn a little apart. {ends}",
             ),
             partial(
                 drawing.trade_off,
@@ -113,7 +114,7 @@ def _figures(
             title="The chosen tau",
             caption="Figure 5 (fig:c_e_tau). The tau that the planner chooses, over "
             "both budgets. Top: the paper's planner at the case's one learning rate. "
-            f"Bottom: joint. {ends}",
+            f"Bottom: joint.{synthetic(scale, vehicle)}",
         ),
         partial(
             drawing.chosen_tau,
@@ -127,10 +128,11 @@ def _figures(
 
 
 def _ending(scale: Scale, vehicle: str | None) -> str:
+    return f"Bars and bands: 95% intervals over repeats.{synthetic(scale, vehicle)}"
+
+
+def synthetic(scale: Scale, vehicle: str | None) -> str:
+    """Return a sentence on rows that are not real, where there are any."""
     made_up = vehicle is None and any(case.data == "vehicle" for case in scale.cases)
-    synthetic = (
-        " The Vehicle cases are a SYNTHETIC stand-in, not the real data."
-        if made_up
-        else ""
-    )
-    return f"Bars and bands: 95% intervals over repeats.{synthetic}"
+    told = " The Vehicle cases are a SYNTHETIC stand-in, not the real data."
+    return told if made_up else ""

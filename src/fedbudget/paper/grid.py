@@ -8,8 +8,9 @@ moves, or so large that noise is all there is, are left out of both.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -115,16 +116,6 @@ class Search:
         ]
         return [self.points[at] for _, _, at in sorted(fitting)]
 
-    def best(
-        self,
-        epsilon: float,
-        cost: float,
-        where: Callable[[Point], bool] = lambda point: True,
-    ) -> Point | None:
-        """Return the best of them, if any."""
-        ranked = self.ranked(epsilon, cost, where)
-        return ranked[0] if ranked else None
-
 
 def search(
     lab: Lab, part: str, points: Sequence[Point], *, accountant: str, repeats: range
@@ -149,22 +140,33 @@ def _means(rows: Sequence[Row], count: int) -> Array:
     return np.array([np.mean(sums[at]) for at in range(count)])
 
 
+Key = TypeVar("Key")
+
+
+def by_budget(found: Search, scale: Scale) -> dict[tuple[float, float], list[Point]]:
+    """Return the best points of every budget."""
+    return {
+        budget: found.ranked(*budget)[: scale.finalists]
+        for budget in (*scale.budgets, *scale.short_budgets)
+    }
+
+
 def by_tau(
     found: Search, scale: Scale, *, rate: float | None
-) -> Iterator[tuple[float, float, Point]]:
-    """Yield for every budget and tau its best point; with a rate, only of that rate."""
+) -> dict[tuple[float, float, int], list[Point]]:
+    """Return the best points of every budget and tau; with a rate, of that rate."""
     taus = sorted({point.tau for point in found.points})
-    for epsilon, cost in scale.budgets:
-        for tau in taus:
-            best = found.best(
-                epsilon,
-                cost,
-                lambda p, tau=tau: (  # type: ignore[misc]
-                    p.tau == tau and rate in (None, p.learning_rate)
-                ),
-            )
-            if best is not None:
-                yield epsilon, cost, best
+    return {
+        (epsilon, cost, tau): found.ranked(
+            epsilon,
+            cost,
+            lambda p, tau=tau: (  # type: ignore[misc]
+                p.tau == tau and rate in (None, p.learning_rate)
+            ),
+        )[: scale.tau_finalists]
+        for epsilon, cost in scale.budgets
+        for tau in taus
+    }
 
 
 def full_search(lab: Lab, scale: Scale) -> Search:
@@ -179,24 +181,25 @@ def full_search(lab: Lab, scale: Scale) -> Search:
 
 
 def finals(
-    lab: Lab, scale: Scale, found: Search
-) -> tuple[dict[tuple[float, float], Point], float]:
-    """Run each budget's best points again; return the best of them, and the seconds."""
-    chosen = {
-        budget: found.ranked(*budget)[: scale.finalists] for budget in scale.budgets
+    lab: Lab,
+    part: str,
+    ranked: dict[Key, list[Point]],
+    *,
+    accountant: str,
+    repeats: range,
+) -> tuple[dict[Key, Point], float]:
+    """Run the points again; return the best of every list, and the seconds it took.
+
+    Lists that are empty have none; where all have one point at most, nothing is run.
+    """
+    ranked = {key: points for key, points in ranked.items() if points}
+    points = list(dict.fromkeys(p for few in ranked.values() for p in few))
+    if all(len(few) == 1 for few in ranked.values()):
+        return {key: few[0] for key, few in ranked.items()}, 0.0
+    again = search(lab, part, points, accountant=accountant, repeats=repeats)
+    merit = dict(zip(points, again.accuracy.tolist(), strict=True))
+    picked = {
+        key: min(few, key=lambda point: (-merit[point], point.cost))
+        for key, few in ranked.items()
     }
-    points = list(dict.fromkeys(p for ranked in chosen.values() for p in ranked))
-    first = scale.screens
-    again = search(
-        lab,
-        "full-grid-finals",
-        points,
-        accountant="gdp",
-        repeats=range(first, first + scale.final_repeats),
-    )
-    picked = {}
-    for budget, ranked in chosen.items():
-        best = again.best(*budget, where=set(ranked).__contains__)
-        if best is not None:
-            picked[budget] = best
     return picked, again.seconds

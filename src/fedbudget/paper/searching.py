@@ -48,7 +48,12 @@ def search_figure(
                 taus = runs.distinct("tau", *at)
                 found = [runs.values(*at, measure=measure, tau=tau) for tau in taus]
                 band(panel, taus, found, line, f"grid, eps = {epsilon:g}")
-                chosen = runs.rows(case.name, planner, epsilon, cost)
+                # Of the splits that the curves are of.
+                chosen = [
+                    row
+                    for row in runs.rows(case.name, planner, epsilon, cost)
+                    if row["repeat"] < scale.curve_repeats
+                ]
                 _marker(panel, chosen, measure, line, f"{planner}, eps = {epsilon:g}")
             panel.set_xscale("log")
             panel.set_ylim(*limits(runs, case, measure, scale))
@@ -77,8 +82,8 @@ def _marker(
             markersize=11,
             linestyle="none",
             markerfacecolor=line.color,
-            markeredgecolor="white",
-            markeredgewidth=0.8,
+            markeredgecolor="black",
+            markeredgewidth=0.6,
             zorder=5,
             label=label,
         )
