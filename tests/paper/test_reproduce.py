@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget import paper
+from fedbudget import baselines, paper
 from fedbudget.paper import evaluation, lab
-from fedbudget.paper.blocks import to_markdown
+from fedbudget.paper.blocks import Heading, to_markdown
 from fedbudget.paper.cases import FULL, Scale, case_named
 from fedbudget.paper.evaluation import evaluate
 from fedbudget.paper.figures import described
@@ -97,7 +97,7 @@ def test_the_grid_is_picked_on_one_noise_and_scored_on_another(
     evaluate(tiny, Store(finished / "parts", version="0"))
     scored = seeds.pop("planned") | seeds.pop("curves")
     assert set(seeds) == {"paper-grid", "full-grid", "full-grid-finals", "rates"}
-    assert not scored & set.union(*seeds.values())
+    assert scored.isdisjoint(seed for each in seeds.values() for seed in each)
     # The finals are run on other splits and noise than what chose them.
     assert not seeds["full-grid"] & seeds["full-grid-finals"]
     assert lab.SCORING + FULL.repeats <= lab.PICKING
@@ -135,6 +135,25 @@ def test_a_finished_part_is_not_run_again(
     assert again.found_seconds > 0
     with pytest.raises(AssertionError, match="run again"):
         evaluate(tiny, Store(finished / "parts", version="1"))
+
+
+def test_baselines_say_what_they_spend_and_measure(finished: Path) -> None:
+    rows = read_table(finished / "numbers" / "baselines.parquet")
+    spent: dict[str, set[float]] = {}
+    for row in rows:
+        spent.setdefault(row["baseline"], set()).add(row["epsilon"])
+    assert spent == {
+        "constant": {0},
+        "local only": {0},
+        "one shot": {np.inf},
+        "centralised": {np.inf},
+        "one shot, private": {1, 10},
+        "centralised, private": {1, 10},
+    }
+    case = case_named("Adult-2")
+    (found,) = [row for row in rows if row["baseline"] == "constant"]
+    alone = baselines.constant(case.load(repeat=found["repeat"]), loss=case.loss)
+    assert found["test_accuracy"] == alone.measured["test_accuracy"]
 
 
 def test_a_damaged_part_is_made_again(tmp_path: Path) -> None:
@@ -213,6 +232,17 @@ def test_sentences_say_what_the_folder_says(finished: Path, tmp_path: Path) -> N
     # As the equation says: K = tau C / (c1 + c2 tau), in whole rounds.
     assert "10 times as far" in text
     assert "90 steps against 9" in text
+
+
+def test_the_committed_page_has_the_words_of_this_program(finished: Path) -> None:
+    """Its numbers come from a run of half an hour; what depends on none is held."""
+    committed = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    blocks, figures = read_report(finished)
+    claims = next(i for i, b in enumerate(blocks) if b == Heading("The claims"))
+    fixed = [block for block in blocks if isinstance(block, Heading)]
+    text = to_markdown("", [*fixed, blocks[claims + 1]], str(figures))
+    for line in text.splitlines()[1:]:
+        assert line in committed.splitlines()
 
 
 def test_a_folder_of_an_older_program_is_refused(

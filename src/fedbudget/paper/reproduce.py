@@ -128,16 +128,15 @@ def read_report(out: Path) -> tuple[list[Block], Path]:
     try:
         told = json.loads((out / "about.json").read_text(encoding="utf-8"))
         about = About(**{name: told[name] for name in About.__dataclass_fields__})
-        tables = Tables(
-            **{n: read_table(out / "numbers" / f"{n}.parquet") for n in NUMBERS}
-        )
+        numbers: dict[str, Any]
+        numbers = {n: read_table(out / "numbers" / f"{n}.parquet") for n in NUMBERS}
         scale = _scale(told["scale"])
     except (OSError, ValueError, KeyError) as error:
         raise RecordError(
             f"{out} holds no finished evaluation ({error}): run fedbudget paper --out "
             f"{out} first"
         ) from error
-    found = findings(tables, scale)
+    found = findings(Tables(**numbers), scale)
     drawn = described(found, vehicle=about.vehicle)
     return document(found, drawn, about), out / "figures"
 
