@@ -23,7 +23,18 @@ from fedbudget.paper.store import Row
 SURE = Estimate(mean=1.0, low=0.5, high=1.5)
 
 
-def made_up(tiny: Scale, *, tau_gain: float, cost_gain: float) -> list[Row]:
+@pytest.fixture
+def tiny(tiny: Scale) -> Scale:
+    return replace(tiny, costs=(500, 1000), panel_costs=(500, 1000))
+
+
+def made_up(
+    tiny: Scale,
+    *,
+    tau_gain: float = 0.0,
+    cost_gain: float = 0.0,
+    best_taus: dict[float, int] | None = None,
+) -> list[Row]:
     """Rows of a world in which effects are what they are said to be."""
     rows: list[Row] = []
 
@@ -34,7 +45,7 @@ def made_up(tiny: Scale, *, tau_gain: float, cost_gain: float) -> list[Row]:
             noise = 1e-4 * np.sin(17 * repeat + len(rows))
             rows.append(
                 {
-                    "case": "Adult-2",
+                    "case": tiny.cases[0].name,
                     "scheme": scheme,
                     "epsilon": float(epsilon),
                     "cost": float(cost),
@@ -59,13 +70,14 @@ def made_up(tiny: Scale, *, tau_gain: float, cost_gain: float) -> list[Row]:
             add(scheme, epsilon, cost, accuracy - 0.1, tau=10)
         add("grid-full", epsilon, cost, accuracy + 0.01, tau=10)
         for scheme in ("curve-fixed", "curve-own", "curve-full"):
-            add(scheme, epsilon, cost, accuracy, tau=1)
-            add(scheme, epsilon, cost, accuracy + 0.01, tau=10)
+            best = (best_taus or {}).get(epsilon, 10)
+            for tau in (1, 10):
+                add(scheme, epsilon, cost, accuracy + 0.01 * (tau == best), tau=tau)
     return rows
 
 
 def verdicts(tiny: Scale, rows: list[Row]) -> dict[str, str]:
-    found = all_claims(Runs(rows), {"Adult-2": 4.0}, tiny)
+    found = all_claims(Runs(rows), {tiny.cases[0].name: 4.0}, tiny)
     return {claim.number: claim.verdict for claim in found}
 
 
@@ -75,12 +87,22 @@ def test_what_holds_is_said_to_hold(tiny: Scale) -> None:
     assert found["2a"] == found["2c"] == HOLDS
     assert found["4a"] == found["4b"] == HOLDS
     assert found["4a'"] == NOT  # accuracy does not depend on epsilon there
-    assert found["3a"] == UNDECIDED  # nor does the best tau
+    assert found["3a"] == NOT  # nor does the best tau
 
 
 def test_what_does_not_hold_is_said_not_to(tiny: Scale) -> None:
     found = verdicts(tiny, made_up(tiny, tau_gain=-0.05, cost_gain=-0.1))
     assert found["1a"] == found["1b"] == found["4a"] == NOT
+
+
+def test_a_tau_that_grows_with_epsilon_is_seen(tiny: Scale) -> None:
+    found = verdicts(tiny, made_up(tiny, best_taus={1: 1, 10: 10}))
+    assert found["3a"] == found["3b"] == HOLDS
+    assert found["3a'"] == found["3b'"] == NOT  # cost has no part in it
+    assert found["3c"] == NOT  # the planners choose 10 always
+    assert found["2a"] == NOT  # which is right for half of the settings
+    reverse = verdicts(tiny, made_up(tiny, best_taus={1: 10, 10: 1}))
+    assert reverse["3a"] == reverse["3b"] == NOT
 
 
 def test_regret_is_what_the_grid_has_more(tiny: Scale) -> None:
@@ -170,6 +192,7 @@ def test_the_fifth_claim_compares_cases(
             more = gain / 100 if row["epsilon"] == 10 else 0.0
             accuracy = row["test_accuracy"] + more
             rows.append(row | {"case": case, "test_accuracy": accuracy})
+    assert "5a" not in verdicts(tiny, rows)  # one case alone
     rates = {"Adult-1": 4.0, "Adult-2": 4.0}
     found = {claim.number: claim for claim in all_claims(Runs(rows), rates, scale)}
     assert found["5a"].verdict == found["5b"].verdict == verdict

@@ -131,8 +131,8 @@ def _plain(cell: Cell) -> str:
     return f"**{cell.text}**" if isinstance(cell, Marked) else cell
 
 
-def interval(found: Estimate, digits: int = 2) -> str:
+def interval(found: Estimate) -> str:
     """Return a mean and its interval."""
     if np.isnan(found.low):
-        return f"{found.mean:.{digits}f}"
-    return f"{found.mean:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+        return f"{found.mean:.2f}"
+    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"

@@ -11,6 +11,9 @@ DELTA = 1e-4
 
 # What DP-SGD and DP-PASGD stand for in the paper's first figure.
 SGD_TAU, PASGD_TAU, FIRST_EPSILON, FIRST_COST = 1, 10, 10.0, 1000.0
+DP_SGD, DP_PASGD = f"DP-SGD (tau = {SGD_TAU})", f"DP-PASGD (tau = {PASGD_TAU})"
+
+LONGEST_TAU = 20  # of the paper's search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +30,14 @@ class Case:
         path = vehicle if self.data == "vehicle" else None
         return load(self.data, split=self.split, seed=repeat, path=path)
 
+    def synthetic(self, vehicle: str | None = None) -> bool:
+        """Say whether the rows are a stand-in for real ones."""
+        return self.data == "vehicle" and vehicle is None
+
     def label(self, vehicle: str | None = None) -> str:
         """Return the name, marked where the rows are not real."""
-        made_up = self.data == "vehicle" and vehicle is None
-        return f"{self.name} (SYNTHETIC stand-in)" if made_up else self.name
+        marked = f"{self.name} (SYNTHETIC stand-in)"
+        return marked if self.synthetic(vehicle) else self.name
 
 
 CASES = (
@@ -69,7 +76,7 @@ class Scale:
     final_repeats: int = 4
     tau_finalists: int = 3
     tau_repeats: int = 3
-    taus: tuple[int, ...] = tuple(range(1, 21))  # the paper's, every K of them
+    taus: tuple[int, ...] = tuple(range(1, LONGEST_TAU + 1))  # every K of them
     far_taus: tuple[int, ...] = (25, 50, 150, 400, 900)
     rates: tuple[float, ...] = (0.5, 1, 2, 4, 8, 16, 32, 64)
     full_taus: tuple[int, ...] = (1, 2, 3, 5, 10, 20, 50, 150, 400, 900)

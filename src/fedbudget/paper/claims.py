@@ -8,15 +8,16 @@ import numpy as np
 
 from fedbudget.checks import Array
 from fedbudget.paper.cases import (
+    DP_PASGD,
+    DP_SGD,
     FIRST_COST,
     FIRST_EPSILON,
     PASGD_TAU,
     SGD_TAU,
     Scale,
 )
-from fedbudget.paper.drawing import own_rate
 from fedbudget.paper.planners import JOINT, TUNED
-from fedbudget.paper.reading import Runs, paired
+from fedbudget.paper.reading import Runs, own_rate, paired
 from fedbudget.paper.statistics import Estimate, mean_interval
 
 HOLDS, IN_PART, NOT = "holds", "holds in part", "does not hold"
@@ -25,9 +26,10 @@ UNDECIDED = "is undecided"
 UNLIKE = "Adult-1"  # of which the paper says that it behaves unlike the rest
 
 # The paper says "always", "all" and "almost always": one setting in ten may differ.
-_MOST, _SOME = 0.9, 1 / 3
+MOST, SOME = 0.9, 1 / 3
 
-Setting = tuple[str, str, float, float]
+# Taus are close if at most so far apart, or within a factor.
+APART, FACTOR = 2, 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +50,13 @@ class Claim:
     @property
     def verdict(self) -> str:
         """Yes, in part, or no, by the share of settings and by the effect over all."""
-        if self.holds >= _MOST * self.total:
+        if self.holds >= MOST * self.total:
             return HOLDS
         sign = self.effect.sign if self.effect_decides else 0
-        if not self.tested:  # signs by chance would count, too: the effect decides
+        if not self.tested and self.holds > 0:
+            # Signs by chance would count, too: the effect decides.
             return {1: IN_PART, 0: UNDECIDED, -1: NOT}[sign]
-        some = self.holds >= _SOME * self.total or sign > 0
+        some = self.holds >= SOME * self.total or sign > 0
         return IN_PART if some and sign >= 0 and self.holds > self.against else NOT
 
 
@@ -73,8 +76,6 @@ def _signed(
 ) -> Claim:
     """Judge by differences over repeats that the claim says are positive."""
     found = [mean_interval(each) for each in differences]
-    count = min(map(len, differences))
-    together = np.mean([each[:count] for each in differences], axis=0)
     return Claim(
         number=number,
         claim=claim,
@@ -82,18 +83,20 @@ def _signed(
         holds=sum(each.sign > 0 for each in found),
         against=sum(each.sign < 0 for each in found),
         total=len(found),
-        effect=_points(mean_interval(together)),
+        effect=_over_all(differences),
         unit="points of accuracy",
     )
 
 
-def _points(found: Estimate) -> Estimate:
+def _over_all(differences: Sequence[Array]) -> Estimate:
+    """Return the mean over all settings in points, its interval over the repeats."""
+    count = min(map(len, differences))
+    found = mean_interval(np.mean([each[:count] for each in differences], axis=0))
     return Estimate(mean=100 * found.mean, low=100 * found.low, high=100 * found.high)
 
 
 def _first(runs: Runs, rates: dict[str, float], scale: Scale) -> Iterator[Claim]:
-    claim = "DP-PASGD (tau = 10) beats DP-SGD (tau = 1) in all cases"
-
+    claim = f"{DP_PASGD} beats {DP_SGD} in all cases"
     names = [case.name for case in scale.cases]
     yield _signed(
         "1a",
@@ -130,13 +133,13 @@ def _first(runs: Runs, rates: dict[str, float], scale: Scale) -> Iterator[Claim]
 
 
 def pasgd_gain(runs: Runs, case: str, fast: float, slow: float) -> Array:
-    """Return the accuracy of tau = 10 less that of tau = 1, per repeat.
+    """Return the accuracy of DP-PASGD less that of DP-SGD, per repeat.
 
     Args:
         runs: Scored runs.
         case: Where.
-        fast: Learning rate of tau = 10.
-        slow: Learning rate of tau = 1.
+        fast: Learning rate of DP-PASGD.
+        slow: Learning rate of DP-SGD.
     """
     found = []
     for tau, rate in ((PASGD_TAU, fast), (SGD_TAU, slow)):
@@ -162,8 +165,6 @@ def _second(runs: Runs, scale: Scale) -> Iterator[Claim]:
                 near.append(_close(mine, best))
                 values = runs.values(case.name, planner, epsilon, cost)
                 lost.append(paired(runs.values(*at, tau=best), values))
-        count = min(map(len, lost))
-        together = np.mean([each[:count] for each in lost], axis=0)
         yield Claim(
             number=f"2{letter}",
             claim=claim,
@@ -171,15 +172,15 @@ def _second(runs: Runs, scale: Scale) -> Iterator[Claim]:
             holds=sum(near),
             against=len(near) - sum(near),
             total=len(near),
-            effect=_points(mean_interval(together)),
+            effect=_over_all(lost),
             unit="points of accuracy lost to the grid's tau",
             effect_decides=False,
         )
 
 
 def _close(mine: int, best: int) -> bool:
-    """Say whether two taus are close: at most 2 apart, or within a factor of 1.5."""
-    return abs(mine - best) <= 2 or max(mine, best) <= 1.5 * min(mine, best)
+    low, high = sorted((mine, best))
+    return high - low <= APART or high <= FACTOR * low
 
 
 def _third(runs: Runs, scale: Scale) -> Iterator[Claim]:
@@ -271,9 +272,9 @@ def _fourth(runs: Runs, scale: Scale) -> Iterator[Claim]:
 def _fifth(runs: Runs, scale: Scale) -> Iterator[Claim]:
     """Compare how much each budget matters on Adult-1 and on the other cases."""
     names = [case.name for case in scale.cases]
-    if UNLIKE not in names:
-        return
     others = [name for name in names if name != UNLIKE]
+    if UNLIKE not in names or not others:
+        return
     low, high = min(scale.line_costs), max(scale.line_costs)
     few, many = min(scale.line_epsilons), max(scale.line_epsilons)
     for letter, scheme, reading in (

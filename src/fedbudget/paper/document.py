@@ -18,21 +18,38 @@ from fedbudget.paper.blocks import (
     Table,
     interval,
 )
-from fedbudget.paper.cases import FIRST_COST, FIRST_EPSILON, Scale
+from fedbudget.paper.cases import (
+    DELTA,
+    FIRST_COST,
+    FIRST_EPSILON,
+    PASGD_TAU,
+    PRICES,
+    SGD_TAU,
+    Scale,
+)
 from fedbudget.paper.claims import (
+    APART,
+    FACTOR,
     HOLDS,
     IN_PART,
+    MOST,
+    SOME,
     UNDECIDED,
     Claim,
-    all_claims,
     pasgd_gain,
 )
-from fedbudget.paper.comparisons import baseline_blocks, printed_blocks, regret_blocks
+from fedbudget.paper.comparisons import (
+    baseline_blocks,
+    printed_blocks,
+    printed_epsilon,
+    regret_blocks,
+)
 from fedbudget.paper.evaluation import Tables
 from fedbudget.paper.figures import Drawn
+from fedbudget.paper.findings import Findings
+from fedbudget.paper.points import most_rounds
 from fedbudget.paper.reading import Runs, paired
-from fedbudget.paper.regret import Regret, regrets
-from fedbudget.paper.statistics import mean_interval
+from fedbudget.paper.statistics import LEVEL, mean_interval
 
 TITLE = "The paper's evaluation, run again"
 _KINDS = {HOLDS: "good", IN_PART: "fair", UNDECIDED: "fair"}
@@ -45,24 +62,20 @@ class About:
 
     version: str
     seconds: float
+    cores: int
     command: str
     vehicle: str | None
 
 
-def document(
-    tables: Tables, scale: Scale, drawn: Sequence[Drawn], about: About
-) -> list[Block]:
+def document(found: Findings, drawn: Sequence[Drawn], about: About) -> list[Block]:
     """Return the whole report."""
-    runs = Runs(tables.runs)
-    rates = fixed_rates(tables)
-    found = all_claims(runs, rates, scale)
-    lost = regrets(runs, tables.plans, scale)
+    scale, tables, runs = found.scale, found.tables, found.runs
     return [
-        *_short(found, lost, tables, scale, about),
-        *_what_was_run(scale, rates, about),
-        *_claims(found),
-        *_reasons(runs, tables, rates, scale),
-        *regret_blocks(lost, runs, tables, scale),
+        *_short(found, about),
+        *_what_was_run(scale, found.rates, about),
+        *_claims(found.claims),
+        *_reasons(runs, tables, found.rates, scale),
+        *regret_blocks(found.regrets, runs, tables, scale),
         Heading("The figures"),
         Paragraph(
             "The paper's source holds captions but no figures: there is nothing to lay "
@@ -75,26 +88,18 @@ def document(
     ]
 
 
-def fixed_rates(tables: Tables) -> dict[str, float]:
-    """Return each case's one learning rate."""
-    return {row["case"]: row["learning_rate"] for row in tables.searches}
-
-
-def _short(
-    found: Sequence[Claim],
-    lost: Sequence[Regret],
-    tables: Tables,
-    scale: Scale,
-    about: About,
-) -> Iterator[Block]:
-    joint = next(each for each in lost if each.planner == planners.JOINT)
-    searching = sum(r["seconds"] for r in tables.searches if r["search"] == "full")
+def _short(found: Findings, about: About) -> Iterator[Block]:
+    scale, searches = found.scale, found.tables.searches
+    joint = next(each for each in found.regrets if each.planner == planners.JOINT)
+    searching = sum(row["seconds"] for row in searches if row["search"] == "full")
     budgets = len(scale.budgets) * len(scale.cases)
-    if about.vehicle is None and any(c.data == "vehicle" for c in scale.cases):
+    least = min(scale.epsilons)
+    spent = printed_epsilon(found.runs, scale, least)
+    if any(case.synthetic(about.vehicle) for case in scale.cases):
         yield Paragraph(
-            "Vehicle-1 and Vehicle-2 are a SYNTHETIC stand-in, drawn from a plain "
-            "model: their numbers say nothing about the real sensors. Give the real "
-            "file with `--vehicle vehicle.mat`.",
+            "The Vehicle cases are a SYNTHETIC stand-in, drawn from a plain model: "
+            "their numbers say nothing about the real sensors. Give the real file with "
+            "`--vehicle vehicle.mat`.",
             "note",
         )
     yield Heading("In short")
@@ -112,11 +117,12 @@ def _short(
             *(
                 f"The paper claims: {claim.claim}. As it states it, that "
                 f"{claim.verdict} ({claim.holds} of {claim.total} settings)."
-                for claim in found
+                for claim in found.claims
                 if "a" in claim.number
             ),
             "With the noise corrected, what the paper calls epsilon is epsilon. The "
-            "noise it prints would spend 70 and more where it says 1: see the end.",
+            f"noise it prints would spend {spent:.1f} where it says {least:g}: see the "
+            "end.",
         ]
     )
 
@@ -129,15 +135,16 @@ def _what_was_run(
     yield Bullets(
         [
             f"`{about.command}`, fedbudget {about.version}, {about.seconds / 60:.1f} "
-            "minutes of runs on 2 cores (parts that were kept count with the time they "
-            "took).",
+            f"minutes of runs on {about.cores} core{'s' * (about.cores > 1)} (parts "
+            "that were kept count with the time they took).",
             "Cases as in the paper: Adult by education (Adult-1) and in even shares "
             "(Adult-2), logistic loss, categorical columns; Vehicle by sensor "
             "(Vehicle-1) and in even shares (Vehicle-2), hinge loss. 80/10/10 on every "
-            "device, c1 = 100, c2 = 1, delta = 1e-4, full batches. Accuracy is the "
-            "mean over the devices' own test rows.",
+            f"device, c1 = {PRICES.communication:g}, c2 = {PRICES.computation:g}, "
+            f"delta = {DELTA:g}, full batches. Accuracy is the mean over the devices' "
+            "own test rows.",
             f"{scale.repeats} repeats ({scale.curve_repeats} for every tau's curve), "
-            "each with its own split and its own noise. Intervals are 95%, by "
+            f"each with its own split and its own noise. Intervals are {LEVEL:.0%}, by "
             "Student's t; differences are paired by repeat. They are about other "
             "splits and noise of these same rows, not about new rows.",
             "As in the paper: 1/M weights, zCDP accounting, the noise with the root "
@@ -175,12 +182,13 @@ def _what_was_run(
 def _claims(found: Sequence[Claim]) -> Iterator[Block]:
     yield Heading("The claims")
     yield Paragraph(
-        "A claim holds if it does in nine settings of ten; in part if in a third of "
-        "them, or on average beyond doubt, in more than the reverse does, and if the "
-        "average does not say the reverse. For accuracies a setting counts only where "
-        "its interval excludes zero; the rest are ties. A best tau is partly chance: "
-        "claim 3 is undecided unless its effect, an interval over the settings, "
-        "excludes zero. Taus are close if at most 2 apart or within a factor of 1.5."
+        f"A claim holds if it does in {MOST:.0%} of the settings; in part if in "
+        f"{SOME:.0%} of them, or on average beyond doubt, in more than the reverse "
+        "does, and if the average does not say the reverse. For accuracies a setting "
+        "counts only where its interval excludes zero; the rest are ties. A best tau "
+        "is partly chance: claim 3 is undecided unless its effect, an interval over "
+        f"the settings, excludes zero. Taus are close if at most {APART} apart or "
+        f"within a factor of {FACTOR:g}."
     )
     yield Table(
         [
@@ -212,13 +220,15 @@ def _reasons(
     runs: Runs, tables: Tables, rates: dict[str, float], scale: Scale
 ) -> Iterator[Block]:
     yield Heading("Why", level=3)
+    many, few = (tau * most_rounds(tau, FIRST_COST) for tau in (PASGD_TAU, SGD_TAU))
     yield Paragraph(
-        "Claim 1 is about the learning rate. At one rate, tau = 10 moves the model ten "
-        "times as far within the budget as tau = 1 (progress depends on the rate times "
-        "K: 90 steps against 9). With a small rate DP-SGD has hardly left its start; "
-        "with a larger one it catches up, and local steps on unlike devices drift "
-        f"apart. {_drift(runs, rates)} Accuracy of tau = 10 less that of tau = 1, in "
-        f"points, at eps = {FIRST_EPSILON:g}, C = {FIRST_COST:g}:"
+        f"Claim 1 is about the learning rate. At one rate, tau = {PASGD_TAU} moves the "
+        f"model {many / few:.2g} times as far within the budget as tau = {SGD_TAU} "
+        f"(progress depends on the rate times K: {many} steps against {few}). With a "
+        "small rate DP-SGD has hardly left its start; with a larger one it catches up, "
+        f"and local steps on unlike devices drift apart. {_drift(runs, rates)} "
+        f"Accuracy of tau = {PASGD_TAU} less that of tau = {SGD_TAU}, in points, at "
+        f"eps = {FIRST_EPSILON:g}, C = {FIRST_COST:g}:"
     )
     yield Table(
         ["learning rate", *(case.name for case in scale.cases)],

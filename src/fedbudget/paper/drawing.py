@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbudget.checks import Array
-from fedbudget.paper.cases import FIRST_COST, FIRST_EPSILON, PASGD_TAU, SGD_TAU, Case
+from fedbudget.paper.cases import (
+    DP_PASGD,
+    DP_SGD,
+    FIRST_COST,
+    FIRST_EPSILON,
+    PASGD_TAU,
+    SGD_TAU,
+    Case,
+)
 from fedbudget.paper.planners import JOINT, TUNED
-from fedbudget.paper.reading import Runs
+from fedbudget.paper.reading import Runs, own_rate
 from fedbudget.paper.statistics import mean_interval
 from fedbudget.paper.store import Row
 from fedbudget.reporting.style import GREY, LINES, Line, legend_below, panels
@@ -77,8 +85,8 @@ def efficiency(
     at = FIRST_EPSILON, FIRST_COST
     for column, case in enumerate(cases):
         for tau, line, name in (
-            (SGD_TAU, LINES[1], "DP-SGD (tau = 1)"),
-            (PASGD_TAU, LINES[0], "DP-PASGD (tau = 10)"),
+            (SGD_TAU, LINES[1], DP_SGD),
+            (PASGD_TAU, LINES[0], DP_PASGD),
         ):
             own = own_rate(runs, case.name, tau)
             for row, rate in ((0, rates[case.name]), (1, own)):
@@ -103,13 +111,6 @@ def efficiency(
     axes[1][0].set_ylabel("own learning rates,\nand the joint plan\n\ntest accuracy")
     legend_below(figure, [axes[1][0]], columns=3)
     return figure
-
-
-def own_rate(runs: Runs, case: str, tau: int) -> float:
-    """Return the learning rate that suits this tau best, on validation rows."""
-    at = case, f"tau={tau}", FIRST_EPSILON, FIRST_COST
-    last = max(runs.distinct("rounds", *at))
-    return float(runs.best("learning_rate", *at, rounds=last))
 
 
 def _rounds(

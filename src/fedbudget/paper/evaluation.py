@@ -20,7 +20,7 @@ from fedbudget.paper.cases import (
 )
 from fedbudget.paper.lab import SCORING, STEP_SECONDS, Entry, Lab
 from fedbudget.paper.points import Maker, Point, first_rounds, most_rounds
-from fedbudget.paper.printed import printed_noise
+from fedbudget.paper.printed import PRINTED, printed_noise
 from fedbudget.paper.store import Row, Store
 from fedbudget.planning import Plan
 
@@ -60,13 +60,7 @@ def evaluate(
 
 
 def _evaluate_case(lab: Lab, scale: Scale, tables: Tables) -> None:
-    found = grid.search(
-        lab,
-        "paper-grid",
-        grid.paper_grid(scale),
-        accountant="zcdp",
-        repeats=range(scale.screens),
-    )
+    found = grid.paper_search(lab, scale)
     rate = planners.fixed_rate(lab, scale)
     full = grid.full_search(lab, scale)
     first = scale.screens
@@ -182,7 +176,7 @@ def _printed(planned: Sequence[Entry]) -> list[Entry]:
     for entry in planned:
         if entry.says["scheme"] == planners.TUNED and entry.says["cost"] == FIRST_COST:
             noisy = printed_noise(entry.plan, epsilon=entry.says["epsilon"])
-            says = dict(entry.says) | {"scheme": "printed-sigma"}
+            says = dict(entry.says) | {"scheme": PRINTED}
             found.append(Entry(plan=noisy, says=says))
     return found
 

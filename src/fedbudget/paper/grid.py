@@ -35,7 +35,7 @@ def paper_grid(scale: Scale) -> list[Point]:
         for rounds in range(1, most_rounds(tau, cost) + 1)
     ]
     for tau in scale.far_taus:
-        pairs += [(tau, rounds) for rounds in _some_rounds(tau, scale)]
+        pairs += [(tau, rounds) for rounds in _some_rounds(tau, scale, {1, 2})]
     return [
         Point(epsilon=epsilon, tau=tau, rounds=rounds, learning_rate=rate)
         for epsilon in scale.epsilons
@@ -55,6 +55,7 @@ def full_grid(scale: Scale, *, alike: bool) -> list[Point]:
     """
     powers = scale.powers[:1] if alike else scale.powers
     controls = scale.controls[:1] if alike else scale.controls
+    few = {1, 2, 3, 5, 7}
     return [
         Point(
             epsilon=epsilon,
@@ -66,7 +67,7 @@ def full_grid(scale: Scale, *, alike: bool) -> list[Point]:
             drift_control=control,
         )
         for tau in scale.full_taus
-        for rounds in _spread_rounds(tau, scale)
+        for rounds in _some_rounds(tau, scale, few if tau <= 50 else {1, 2})
         for momentum in scale.momenta
         for control in controls
         if momentum == 0 or rounds >= _MOMENTUM_ROUNDS
@@ -82,16 +83,10 @@ def _moves(progress: float) -> bool:
     return _PROGRESS[0] <= progress <= _PROGRESS[1]
 
 
-def _some_rounds(tau: int, scale: Scale) -> list[int]:
-    """Return few rounds, and as many as each cost pays for: beyond the paper's taus."""
+def _some_rounds(tau: int, scale: Scale, few: set[int]) -> list[int]:
+    """Return these few rounds, and as many as each cost pays for."""
     edges = {most_rounds(tau, cost) for cost in scale.costs}
-    return sorted({1, 2, *edges} & set(range(1, max(edges) + 1)))
-
-
-def _spread_rounds(tau: int, scale: Scale) -> list[int]:
-    edges = {most_rounds(tau, cost) for cost in scale.costs}
-    steps = {1, 2, 3, 5, 7} if tau <= 50 else {1, 2}
-    return sorted((steps | edges) & set(range(1, max(edges) + 1)))
+    return sorted((few | edges) & set(range(1, max(edges) + 1)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -169,15 +164,17 @@ def by_tau(
     }
 
 
+def paper_search(lab: Lab, scale: Scale) -> Search:
+    """Run the paper's grid with its accounting."""
+    points, repeats = paper_grid(scale), range(scale.screens)
+    return search(lab, "paper-grid", points, accountant="zcdp", repeats=repeats)
+
+
 def full_search(lab: Lab, scale: Scale) -> Search:
     """Run the full grid with exact accounting."""
-    return search(
-        lab,
-        "full-grid",
-        full_grid(scale, alike=lab.case.split == "iid"),
-        accountant="gdp",
-        repeats=range(scale.screens),
-    )
+    points = full_grid(scale, alike=lab.case.split == "iid")
+    repeats = range(scale.screens)
+    return search(lab, "full-grid", points, accountant="gdp", repeats=repeats)
 
 
 def finals(
