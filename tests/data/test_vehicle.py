@@ -1,6 +1,5 @@
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,22 +9,12 @@ from sklearn.svm import LinearSVC
 from fedbudget.data import Dataset, load
 from fedbudget.data.vehicle import COUNTS, SHARE_POSITIVE, draw_standin, load_vehicle
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
-
-
-def cells(parts: list[Any]) -> Any:
-    column = np.empty((len(parts), 1), dtype=object)
-    column[:, 0] = parts
-    return column
+from tests.data.examples import cells, write_mat
 
 
 @pytest.fixture
 def mat(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    x = [5 + rng.normal(size=(n, 100)) for n in (30, 20, 10)]
-    y = [np.where(rng.random((len(part), 1)) < 0.5, -1, 1) for part in x]
-    path = tmp_path / "vehicle.mat"
-    savemat(path, {"X": cells(x), "Y": cells(y)})
-    return path
+    return write_mat(tmp_path / "vehicle.mat")
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ from fedbudget.paper.cases import QUICK, Scale, case_named
 TINY = replace(
     QUICK,
     cases=(case_named("adult-2"),),
+    costs=(1000,),
     line_costs=(500, 1000),
     line_epsilons=(1, 10),
-    panel_costs=(500, 1000),
+    panel_costs=(1000,),
     repeats=2,
     curve_repeats=2,
     rate_repeats=1,

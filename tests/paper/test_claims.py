@@ -5,8 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedbudget.paper.cases import Scale
-from fedbudget.paper.claims import HOLDS, IN_PART, NOT, Claim, _close, all_claims
+from fedbudget.paper.cases import Scale, case_named
+from fedbudget.paper.claims import (
+    HOLDS,
+    IN_PART,
+    NOT,
+    UNDECIDED,
+    Claim,
+    _close,
+    all_claims,
+)
 from fedbudget.paper.reading import Runs, paired
 from fedbudget.paper.regret import regrets
 from fedbudget.paper.statistics import Estimate, mean_interval
@@ -15,7 +23,18 @@ from fedbudget.paper.store import Row
 SURE = Estimate(mean=1.0, low=0.5, high=1.5)
 
 
-def made_up(tiny: Scale, *, tau_gain: float, cost_gain: float) -> list[Row]:
+@pytest.fixture
+def tiny(tiny: Scale) -> Scale:
+    return replace(tiny, costs=(500, 1000), panel_costs=(500, 1000))
+
+
+def made_up(
+    tiny: Scale,
+    *,
+    tau_gain: float = 0.0,
+    cost_gain: float = 0.0,
+    best_taus: dict[float, int] | None = None,
+) -> list[Row]:
     """Rows of a world in which effects are what they are said to be."""
     rows: list[Row] = []
 
@@ -26,7 +45,7 @@ def made_up(tiny: Scale, *, tau_gain: float, cost_gain: float) -> list[Row]:
             noise = 1e-4 * np.sin(17 * repeat + len(rows))
             rows.append(
                 {
-                    "case": "Adult-2",
+                    "case": tiny.cases[0].name,
                     "scheme": scheme,
                     "epsilon": float(epsilon),
                     "cost": float(cost),
@@ -51,13 +70,14 @@ def made_up(tiny: Scale, *, tau_gain: float, cost_gain: float) -> list[Row]:
             add(scheme, epsilon, cost, accuracy - 0.1, tau=10)
         add("grid-full", epsilon, cost, accuracy + 0.01, tau=10)
         for scheme in ("curve-fixed", "curve-own", "curve-full"):
-            add(scheme, epsilon, cost, accuracy, tau=1)
-            add(scheme, epsilon, cost, accuracy + 0.01, tau=10)
+            best = (best_taus or {}).get(epsilon, 10)
+            for tau in (1, 10):
+                add(scheme, epsilon, cost, accuracy + 0.01 * (tau == best), tau=tau)
     return rows
 
 
 def verdicts(tiny: Scale, rows: list[Row]) -> dict[str, str]:
-    found = all_claims(Runs(rows), {"Adult-2": 4.0}, tiny)
+    found = all_claims(Runs(rows), {tiny.cases[0].name: 4.0}, tiny)
     return {claim.number: claim.verdict for claim in found}
 
 
@@ -73,6 +93,16 @@ def test_what_holds_is_said_to_hold(tiny: Scale) -> None:
 def test_what_does_not_hold_is_said_not_to(tiny: Scale) -> None:
     found = verdicts(tiny, made_up(tiny, tau_gain=-0.05, cost_gain=-0.1))
     assert found["1a"] == found["1b"] == found["4a"] == NOT
+
+
+def test_a_tau_that_grows_with_epsilon_is_seen(tiny: Scale) -> None:
+    found = verdicts(tiny, made_up(tiny, best_taus={1: 1, 10: 10}))
+    assert found["3a"] == found["3b"] == HOLDS
+    assert found["3a'"] == found["3b'"] == NOT  # cost has no part in it
+    assert found["3c"] == NOT  # the planners choose 10 always
+    assert found["2a"] == NOT  # which is right for half of the settings
+    reverse = verdicts(tiny, made_up(tiny, best_taus={1: 10, 10: 1}))
+    assert reverse["3a"] == reverse["3b"] == NOT
 
 
 def test_regret_is_what_the_grid_has_more(tiny: Scale) -> None:
@@ -92,25 +122,44 @@ def test_regret_is_what_the_grid_has_more(tiny: Scale) -> None:
     [
         (10, 0, 1, HOLDS),
         (9, 1, 1, HOLDS),
-        (4, 1, -1, IN_PART),
+        (4, 1, 0, IN_PART),
+        (4, 1, -1, NOT),  # on average the reverse is true
         (4, 5, 1, NOT),
         (1, 0, 1, IN_PART),
-        (1, 0, -1, NOT),
+        (1, 0, 0, NOT),
         (0, 0, 1, NOT),
     ],
 )
 def test_verdicts(holds: int, against: int, sign: int, verdict: str) -> None:
-    claim = Claim(
+    assert judged(holds, against, sign).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("holds", "sign", "verdict"),
+    [(9, 0, HOLDS), (5, 1, IN_PART), (5, 0, UNDECIDED), (5, -1, NOT)],
+)
+def test_settings_that_count_by_their_sign_alone_decide_little(
+    holds: int, sign: int, verdict: str
+) -> None:
+    assert replace(judged(holds, 1, sign), tested=False).verdict == verdict
+
+
+def judged(holds: int, against: int, sign: int) -> Claim:
+    effects = {
+        1: SURE,
+        0: replace(SURE, low=-1.0),
+        -1: Estimate(mean=-1.0, low=-1.5, high=-0.5),
+    }
+    return Claim(
         number="1a",
         claim="",
         reading="",
         holds=holds,
         against=against,
         total=10,
-        effect=SURE if sign > 0 else replace(SURE, low=-1.0),
+        effect=effects[sign],
         unit="",
     )
-    assert claim.verdict == verdict
 
 
 def test_close_taus() -> None:
@@ -129,3 +178,23 @@ def test_intervals_cover_as_often_as_they_say() -> None:
 
 def test_pairs_are_of_the_same_repeat() -> None:
     assert paired(np.array([3.0, 5.0, 7.0]), np.array([1.0, 2.0])).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(("unlike", "other", "verdict"), [(1, 5, HOLDS), (5, 1, NOT)])
+def test_the_fifth_claim_compares_cases(
+    tiny: Scale, unlike: float, other: float, verdict: str
+) -> None:
+    """Epsilon matters less on Adult-1: accuracy gains fewer points there."""
+    scale = replace(tiny, cases=(case_named("adult-1"), case_named("adult-2")))
+    rows = []
+    for case, gain in (("Adult-1", unlike), ("Adult-2", other)):
+        for row in made_up(tiny, tau_gain=0.05, cost_gain=0.1):
+            more = gain / 100 if row["epsilon"] == 10 else 0.0
+            accuracy = row["test_accuracy"] + more
+            rows.append(row | {"case": case, "test_accuracy": accuracy})
+    assert "5a" not in verdicts(tiny, rows)  # one case alone
+    rates = {"Adult-1": 4.0, "Adult-2": 4.0}
+    found = {claim.number: claim for claim in all_claims(Runs(rows), rates, scale)}
+    assert found["5a"].verdict == found["5b"].verdict == verdict
+    assert found["5a"].effect.mean == pytest.approx(other - unlike, abs=0.1)
+    assert found["5a'"].verdict == NOT  # C matters the same in both

@@ -98,11 +98,11 @@ def test_the_full_grid_varies_all_that_is_planned() -> None:
 def test_a_search_picks_within_the_budget_and_the_cheapest_on_ties() -> None:
     cheap, dear = POINT, replace(POINT, rounds=8)
     found = Search(points=[dear, cheap], accuracy=np.array([0.8, 0.8]), seconds=0)
-    assert found.best(4, 1000) == cheap
+    assert found.ranked(4, 1000)[0] == cheap
     better = Search(points=[dear, cheap], accuracy=np.array([0.9, 0.8]), seconds=0)
-    assert better.best(4, 1000) == dear
-    assert better.best(4, 500) == cheap
-    assert better.best(1, 1000) is None
+    assert better.ranked(4, 1000) == [dear, cheap]
+    assert better.ranked(4, 500) == [cheap]
+    assert better.ranked(1, 1000) == []
 
 
 def test_cases_that_are_not_real_say_so() -> None:

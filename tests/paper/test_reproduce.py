@@ -1,8 +1,11 @@
 """The evaluation runs, is written, and goes on where it stopped."""
 
+import hashlib
 import json
+import os
 import re
 import runpy
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,22 +13,32 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.paper import lab
-from fedbudget.paper.cases import Scale, case_named
+from fedbudget import baselines, paper
+from fedbudget.paper import evaluation, lab
+from fedbudget.paper.blocks import Heading, to_markdown
+from fedbudget.paper.cases import FULL, Scale, case_named
 from fedbudget.paper.evaluation import evaluate
 from fedbudget.paper.figures import described
 from fedbudget.paper.planners import PLANNERS
 from fedbudget.paper.points import Maker, Point
 from fedbudget.paper.reading import Runs
 from fedbudget.paper.reproduce import read_report
-from fedbudget.paper.store import Store
+from fedbudget.paper.store import Row, Store, read_table
 from tests.cli.running import run
+from tests.data.examples import write_mat
 
 ROOT = Path(__file__).parents[2]
 
 
+def test_the_package_says_which_modules_it_has() -> None:
+    (folder,) = paper.__path__
+    names = {path.stem for path in Path(folder).glob("*.py")} - {"__init__"}
+    told = re.findall(r"^([a-z]+) +\S", paper.__doc__ or "", flags=re.MULTILINE)
+    assert sorted(told) == sorted(names)
+
+
 def runs_of(folder: Path) -> Runs:
-    return Runs(Store(folder / "numbers").read("runs.parquet"))
+    return Runs(read_table(folder / "numbers" / "runs.parquet"))
 
 
 def test_everything_is_written(finished: Path) -> None:
@@ -68,9 +81,26 @@ def test_rows_say_what_a_run_of_their_plan_measures(
     assert len(found) == tiny.repeats
 
 
-def test_the_grid_is_picked_on_one_noise_and_scored_on_another(tiny: Scale) -> None:
-    picking = {lab.PICKING + r for r in range(tiny.screens + tiny.final_repeats)}
-    assert not picking & {lab.SCORING + r for r in range(tiny.repeats)}
+def test_the_grid_is_picked_on_one_noise_and_scored_on_another(
+    finished: Path, tiny: Scale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: dict[str, set[int]] = {}
+    run_them = lab.Lab._kept_runs
+
+    def listen(
+        self: lab.Lab, part: str, plans: list[fb.Plan], repeats: range, noise: int
+    ) -> list[Row]:
+        seeds.setdefault(part, set()).update(noise + repeat for repeat in repeats)
+        return run_them(self, part, plans, repeats, noise)
+
+    monkeypatch.setattr(lab.Lab, "_kept_runs", listen)
+    evaluate(tiny, Store(finished / "parts", version="0"))
+    scored = seeds.pop("planned") | seeds.pop("curves")
+    assert set(seeds) == {"paper-grid", "full-grid", "full-grid-finals", "rates"}
+    assert scored.isdisjoint(seed for each in seeds.values() for seed in each)
+    # The finals are run on other splits and noise than what chose them.
+    assert not seeds["full-grid"] & seeds["full-grid-finals"]
+    assert lab.SCORING + FULL.repeats <= lab.PICKING
 
 
 @pytest.mark.parametrize(
@@ -100,20 +130,67 @@ def test_a_finished_part_is_not_run_again(
         raise AssertionError("a run that is there was run again")
 
     monkeypatch.setattr(lab, "sweep", refuse)
-    again = evaluate(tiny, finished / "parts", version="0")
-    assert again.runs == Store(finished / "numbers").read("runs.parquet")
+    again = evaluate(tiny, Store(finished / "parts", version="0"))
+    assert again.runs == read_table(finished / "numbers" / "runs.parquet")
     assert again.found_seconds > 0
     with pytest.raises(AssertionError, match="run again"):
-        evaluate(tiny, finished / "parts", version="1")
+        evaluate(tiny, Store(finished / "parts", version="1"))
+
+
+def test_baselines_say_what_they_spend_and_measure(finished: Path) -> None:
+    rows = read_table(finished / "numbers" / "baselines.parquet")
+    spent: dict[str, set[float]] = {}
+    for row in rows:
+        spent.setdefault(row["baseline"], set()).add(row["epsilon"])
+    assert spent == {
+        "constant": {0},
+        "local only": {0},
+        "one shot": {np.inf},
+        "centralised": {np.inf},
+        "one shot, private": {1, 10},
+        "centralised, private": {1, 10},
+    }
+    case = case_named("Adult-2")
+    (found,) = [row for row in rows if row["baseline"] == "constant"]
+    alone = baselines.constant(case.load(repeat=found["repeat"]), loss=case.loss)
+    assert found["test_accuracy"] == alone.measured["test_accuracy"]
 
 
 def test_a_damaged_part_is_made_again(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    made = store.kept("a", "key", lambda: [{"x": 1}])
-    (tmp_path / "a-key.parquet").write_bytes(b"half")
-    again = store.kept("a", "key", lambda: [{"x": 2}])
-    assert (made, again) == ([{"x": 1}], [{"x": 2}])
-    assert store.kept("a", "key", lambda: [{"x": 3}]) == [{"x": 2}]
+    store = Store(tmp_path, version="0")
+    made = store.kept("a", ["key"], lambda: [{"x": 1}])
+    (part,) = tmp_path.glob("a-*.parquet")
+    part.write_bytes(b"half")
+    again = store.kept("a", ["key"], lambda: [{"x": 2}])
+    # Neither was there: the seconds that it took are of this run.
+    assert (made, again) == (([{"x": 1}], False), ([{"x": 2}], False))
+    assert store.kept("a", ["key"], lambda: [{"x": 3}]) == ([{"x": 2}], True)
+
+
+def test_baselines_of_the_standin_are_not_those_of_a_real_file(
+    tmp_path: Path, tiny: Scale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = write_mat(tmp_path / "vehicle.mat")
+    raw = real.read_bytes()
+    known = hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest()
+    monkeypatch.setattr("fedbudget.data.vehicle.GIT_BLOB", known)
+    monkeypatch.setattr(  # all of them would take long on the stand-in
+        evaluation,
+        "_baselines_of",
+        lambda lab, data, scale, repeat: iter([{"devices": data.num_devices}]),
+    )
+    store = Store(tmp_path, version="0")
+
+    def devices(vehicle: str | None) -> tuple[int, bool]:
+        case = case_named("Vehicle-1")
+        there = lab.Lab(case=case, store=store, vehicle=vehicle)
+        (row,) = evaluation._baselines(there, tiny)
+        return row["devices"], there.found_seconds > 0
+
+    assert devices(None) == (23, False)
+    assert devices(str(real)) == (3, False)
+    assert devices(None) == (23, True)
+    assert devices(str(real)) == (3, True)
 
 
 def test_the_document_is_made_from_the_folder_alone(
@@ -121,14 +198,60 @@ def test_the_document_is_made_from_the_folder_alone(
 ) -> None:
     write = runpy.run_path(str(ROOT / "docs" / "results.py"))["write_results"]
     text = write(finished, tmp_path).read_text()
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        assert (tmp_path / target).exists() or (ROOT / "docs" / target).exists()
+    figures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+    assert len(figures) == 6
+    for target in figures:
+        assert (tmp_path / target).exists()
+    links = set(re.findall(r"\]\(([^)]+)\)", text)) - set(figures)
+    assert links == {"accuracy.md"}
+    assert (ROOT / "docs" / "accuracy.md").exists()
     page = (finished / "index.html").read_text()
-    for number in re.findall(r"-?\d+\.\d\d \[", text):
+    numbers = re.findall(r"-?\d+\.\d\d \[", text)
+    assert len(numbers) > 20
+    for number in numbers:
         assert number in page
 
 
 def test_a_folder_without_an_evaluation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(fb.RecordError, match="run fedbudget paper --out"):
+        read_report(tmp_path)
+
+
+def test_sentences_say_what_the_folder_says(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "numbers", tmp_path / "numbers")
+    told = json.loads((finished / "about.json").read_text()) | {"cores": 7}
+    (tmp_path / "about.json").write_text(json.dumps(told))
+    blocks, figures = read_report(tmp_path)
+    text = to_markdown("", blocks, str(figures))
+    assert "minutes of runs on 7 cores" in text
+    (spent,) = {
+        row["spent_epsilon"]
+        for row in runs_of(finished).rows("Adult-2", "printed-sigma", 1, 1000)
+    }
+    assert f"would spend {spent:.1f} where it says 1:" in text
+    # As the equation says: K = tau C / (c1 + c2 tau), in whole rounds.
+    assert "10 times as far" in text
+    assert "90 steps against 9" in text
+
+
+def test_the_committed_page_has_the_words_of_this_program(finished: Path) -> None:
+    """Its numbers come from a run of half an hour; what depends on none is held."""
+    committed = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    blocks, figures = read_report(finished)
+    claims = next(i for i, b in enumerate(blocks) if b == Heading("The claims"))
+    fixed = [block for block in blocks if isinstance(block, Heading)]
+    text = to_markdown("", [*fixed, blocks[claims + 1]], str(figures))
+    for line in text.splitlines()[1:]:
+        assert line in committed.splitlines()
+
+
+def test_a_folder_of_an_older_program_is_refused(
+    finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished / "numbers", tmp_path / "numbers")
+    told = json.loads((finished / "about.json").read_text())
+    del told["cores"]
+    (tmp_path / "about.json").write_text(json.dumps(told))
     with pytest.raises(fb.RecordError, match="run fedbudget paper --out"):
         read_report(tmp_path)
 
@@ -138,6 +261,7 @@ def test_about_says_what_was_run(finished: Path) -> None:
     assert [case["name"] for case in told["scale"]["cases"]] == ["Adult-2"]
     assert told["seconds"] > 0
     assert np.isfinite(told["seconds"])
+    assert told["cores"] == os.cpu_count()
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -152,9 +276,7 @@ def test_the_command_says_what_it_found(
     monkeypatch.setattr("fedbudget.__version__", "0")
     monkeypatch.setattr(  # they are drawn already
         "fedbudget.paper.reproduce.draw_all",
-        lambda tables, scale, folder, vehicle: described(
-            tables, scale, vehicle=vehicle
-        ),
+        lambda found, folder, vehicle: described(found, vehicle=vehicle),
     )
     options = ("--json",) if as_json else ()
     result = run(capsys, "paper", "--quick", "--out", str(finished), *options)

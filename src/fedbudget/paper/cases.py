@@ -11,6 +11,9 @@ DELTA = 1e-4
 
 # What DP-SGD and DP-PASGD stand for in the paper's first figure.
 SGD_TAU, PASGD_TAU, FIRST_EPSILON, FIRST_COST = 1, 10, 10.0, 1000.0
+DP_SGD, DP_PASGD = f"DP-SGD (tau = {SGD_TAU})", f"DP-PASGD (tau = {PASGD_TAU})"
+
+LONGEST_TAU = 20  # of the paper's search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +30,14 @@ class Case:
         path = vehicle if self.data == "vehicle" else None
         return load(self.data, split=self.split, seed=repeat, path=path)
 
+    def synthetic(self, vehicle: str | None = None) -> bool:
+        """Say whether the rows are a stand-in for real ones."""
+        return self.data == "vehicle" and vehicle is None
+
     def label(self, vehicle: str | None = None) -> str:
         """Return the name, marked where the rows are not real."""
-        made_up = self.data == "vehicle" and vehicle is None
-        return f"{self.name} (SYNTHETIC stand-in)" if made_up else self.name
+        marked = f"{self.name} (SYNTHETIC stand-in)"
+        return marked if self.synthetic(vehicle) else self.name
 
 
 CASES = (
@@ -54,6 +61,7 @@ class Scale:
     name: str
     epsilons: tuple[float, ...] = (1, 2, 4, 10)  # privacy budgets of the grid
     costs: tuple[float, ...] = (500, 1000)  # cost budgets of the grid
+    short_costs: tuple[float, ...] = (200,)  # that pay for one round: regret only
     line_costs: tuple[float, ...] = tuple(range(200, 1001, 100))
     line_epsilons: tuple[float, ...] = tuple(range(1, 11))
     panel_costs: tuple[float, ...] = (200, 500, 800, 1000)
@@ -62,14 +70,16 @@ class Scale:
     curve_repeats: int = 5  # of each tau's best grid point
     rate_repeats: int = 3  # of the paper's plans with every learning rate
     screens: int = 1  # of every grid point; the best of the full grid are run again
-    finalists: int = (
-        24  # grid points of a budget that are run again before one is picked
-    )
+    # Grid points of a budget, and of each tau in it, that are run again before one is
+    # picked: the best of one noisy run each is mostly the luckiest.
+    finalists: int = 40
     final_repeats: int = 4
-    taus: tuple[int, ...] = tuple(range(1, 21))  # the paper's, every K of them
-    far_taus: tuple[int, ...] = (25, 42, 66, 150, 400, 900)
+    tau_finalists: int = 3
+    tau_repeats: int = 3
+    taus: tuple[int, ...] = tuple(range(1, LONGEST_TAU + 1))  # every K of them
+    far_taus: tuple[int, ...] = (25, 50, 150, 400, 900)
     rates: tuple[float, ...] = (0.5, 1, 2, 4, 8, 16, 32, 64)
-    full_taus: tuple[int, ...] = (1, 2, 3, 5, 10, 20, 42, 66, 150, 400, 900)
+    full_taus: tuple[int, ...] = (1, 2, 3, 5, 10, 20, 50, 150, 400, 900)
     momenta: tuple[float, ...] = (0.0, 0.5, 0.8)
     powers: tuple[float, ...] = (0.0, 0.5, 1.0)  # weights as a power of a device's rows
     controls: tuple[bool, ...] = (False, True)  # drift control, on unlike devices
@@ -81,11 +91,18 @@ class Scale:
         return [(epsilon, cost) for cost in self.costs for epsilon in self.epsilons]
 
     @property
+    def short_budgets(self) -> list[tuple[float, float]]:
+        """Pairs of epsilon and cost that pay for one round."""
+        return [(e, cost) for cost in self.short_costs for e in self.epsilons]
+
+    @property
     def line_budgets(self) -> list[tuple[float, float]]:
         """Pairs of epsilon and cost that the trade-off figures need."""
         by_cost = {(e, c) for e in self.epsilons for c in self.line_costs}
         by_epsilon = {(e, c) for e in self.line_epsilons for c in self.panel_costs}
-        return sorted(by_cost | by_epsilon | set(self.budgets))
+        return sorted(
+            by_cost | by_epsilon | set(self.budgets) | set(self.short_budgets)
+        )
 
 
 FULL = Scale(name="full")
@@ -101,10 +118,11 @@ QUICK = Scale(
     rate_repeats=1,
     finalists=6,
     final_repeats=2,
+    tau_finalists=1,
     taus=(1, 2, 4, 7, 10, 14, 20),
-    far_taus=(66, 150),
+    far_taus=(50, 150),
     rates=(1, 4, 16),
-    full_taus=(1, 5, 20, 66),
+    full_taus=(1, 5, 20, 50),
     momenta=(0.0, 0.8),
     powers=(0.5,),
 )

@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbudget.checks import Array
-from fedbudget.paper.cases import FIRST_COST, FIRST_EPSILON, PASGD_TAU, SGD_TAU, Case
+from fedbudget.paper.cases import (
+    DP_PASGD,
+    DP_SGD,
+    FIRST_COST,
+    FIRST_EPSILON,
+    PASGD_TAU,
+    SGD_TAU,
+    Case,
+)
 from fedbudget.paper.planners import JOINT, TUNED
-from fedbudget.paper.reading import Runs
+from fedbudget.paper.reading import Runs, own_rate
 from fedbudget.paper.statistics import mean_interval
 from fedbudget.paper.store import Row
 from fedbudget.reporting.style import GREY, LINES, Line, legend_below, panels
@@ -19,6 +27,8 @@ if TYPE_CHECKING:
 
 AS_PAPER, AS_PLANNED = "as in the paper", "as fedbudget plans it"
 _WIDTH = 2.75  # inches of a panel
+_ASIDE = 0.1  # between lines, as a share of the distance between two ticks
+_REACH = 0.6  # how far off a reference is drawn, as a share of the curves' height
 
 
 def title(case: Case, vehicle: str | None) -> str:
@@ -75,8 +85,8 @@ def efficiency(
     at = FIRST_EPSILON, FIRST_COST
     for column, case in enumerate(cases):
         for tau, line, name in (
-            (SGD_TAU, LINES[1], "DP-SGD (tau = 1)"),
-            (PASGD_TAU, LINES[0], "DP-PASGD (tau = 10)"),
+            (SGD_TAU, LINES[1], DP_SGD),
+            (PASGD_TAU, LINES[0], DP_PASGD),
         ):
             own = own_rate(runs, case.name, tau)
             for row, rate in ((0, rates[case.name]), (1, own)):
@@ -97,17 +107,10 @@ def efficiency(
             "joint plan",
         )
         axes[1][column].set_xlabel("resource cost spent")
-    axes[0][0].set_ylabel(f"{AS_PAPER}\n(one learning rate)\ntest accuracy")
-    axes[1][0].set_ylabel(f"{AS_PLANNED}\n(own learning rates)\ntest accuracy")
+    axes[0][0].set_ylabel(f"{AS_PAPER}:\none learning rate\n\ntest accuracy")
+    axes[1][0].set_ylabel("own learning rates,\nand the joint plan\n\ntest accuracy")
     legend_below(figure, [axes[1][0]], columns=3)
     return figure
-
-
-def own_rate(runs: Runs, case: str, tau: int) -> float:
-    """Return the learning rate that suits this tau best, on validation rows."""
-    at = case, f"tau={tau}", FIRST_EPSILON, FIRST_COST
-    last = max(runs.distinct("rounds", *at))
-    return float(runs.best("learning_rate", *at, rounds=last))
 
 
 def _rounds(
@@ -143,20 +146,22 @@ def trade_off(
     """
     figure, axes = two_rows(cases, vehicle)
     other = "eps" if over == "cost" else "C"
+    aside = _ASIDE * float(np.diff(sorted(ticks)).min())
     for column, case in enumerate(cases):
         for row, scheme in enumerate((TUNED, JOINT)):
-            for line, fixed in zip(LINES, lines, strict=False):
+            for number, fixed in enumerate(lines):
                 pairs = [(fixed, t) if over == "cost" else (t, fixed) for t in ticks]
                 found = [runs.values(case.name, scheme, *pair) for pair in pairs]
                 there = [i for i, values in enumerate(found) if len(values)]
                 curve(
                     axes[row][column],
-                    [ticks[i] for i in there],
+                    # A little apart, for their bars to be seen.
+                    [ticks[i] + aside * (number - len(lines) / 2) for i in there],
                     [found[i] for i in there],
-                    line,
+                    LINES[number],
                     f"{other} = {fixed:g}",
                 )
-            references(axes[row][column], case, baselines)
+        references([each[column] for each in axes], case, baselines)
         axes[1][column].set_xlabel(
             "cost budget C" if over == "cost" else "privacy budget eps"
         )
@@ -164,8 +169,10 @@ def trade_off(
     return figure
 
 
-def references(axes: "Axes", case: Case, baselines: Sequence[Row]) -> None:
-    """Draw what needs no federation, as thin grey lines."""
+def references(column: Sequence["Axes"], case: Case, baselines: Sequence[Row]) -> None:
+    """Draw what needs no federation, as thin grey lines; what is far off, in words."""
+    low, high = column[0].get_ylim()
+    far = []
     for name, dash in (
         ("centralised", (0, (8, 2))),
         ("local only", (0, (3, 2))),
@@ -176,15 +183,24 @@ def references(axes: "Axes", case: Case, baselines: Sequence[Row]) -> None:
             for row in baselines
             if row["case"] == case.name and row["baseline"] == name
         ]
-        # A far-off constant would squeeze the curves: it is in the tables.
-        if found and not (name == "constant" and case.data == "vehicle"):
-            axes.axhline(
-                float(np.mean(found)),
-                color=GREY,
-                linestyle=dash,
-                linewidth=1.0,
-                label={"centralised": "centralised, not private"}.get(name, name),
-            )
+        if not found:
+            continue
+        mean, reach = float(np.mean(found)), _REACH * (high - low)
+        if not low - reach <= mean <= high + reach:  # it would squeeze the curves
+            far.append(f"{name} {mean:.3f}, {'above' if mean > high else 'below'}")
+            continue
+        for axes in column:
+            label = {"centralised": "centralised, not private"}.get(name, name)
+            axes.axhline(mean, color=GREY, linestyle=dash, linewidth=1.0, label=label)
+    for axes in column if far else ():
+        axes.text(
+            *(0.98, 0.03, "\n".join(far)),
+            transform=axes.transAxes,
+            ha="right",
+            va="bottom",
+            fontsize=7,
+            color=GREY,
+        )
 
 
 def chosen_tau(

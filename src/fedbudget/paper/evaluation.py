@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -21,8 +20,8 @@ from fedbudget.paper.cases import (
 )
 from fedbudget.paper.lab import SCORING, STEP_SECONDS, Entry, Lab
 from fedbudget.paper.points import Maker, Point, first_rounds, most_rounds
-from fedbudget.paper.printed import printed_noise
-from fedbudget.paper.store import Row, Store, digest
+from fedbudget.paper.printed import PRINTED, printed_noise
+from fedbudget.paper.store import Row, Store
 from fedbudget.planning import Plan
 
 
@@ -39,9 +38,8 @@ class Tables:
 
 def evaluate(
     scale: Scale,
-    folder: Path,
+    store: Store,
     *,
-    version: str,
     vehicle: str | None = None,
     on_work: Callable[[float, str], None] = lambda seconds, what: None,
 ) -> Tables:
@@ -49,34 +47,30 @@ def evaluate(
 
     Args:
         scale: How much to run.
-        folder: Where parts are kept; those that are there are not run again.
-        version: Of the program; parts of another version do not count.
+        store: Where parts are kept; those that are there are not run again.
         vehicle: The real ``vehicle.mat``, if there is one.
         on_work: Told how much of `expected_work` is done, and what it was.
     """
-    store = Store(folder)
-    store.open()
     tables = Tables()
     for case in scale.cases:
-        lab = Lab(
-            case=case, store=store, version=version, vehicle=vehicle, on_work=on_work
-        )
+        lab = Lab(case=case, store=store, vehicle=vehicle, on_work=on_work)
         _evaluate_case(lab, scale, tables)
         tables.found_seconds += lab.found_seconds
     return tables
 
 
 def _evaluate_case(lab: Lab, scale: Scale, tables: Tables) -> None:
-    found = grid.search(
-        lab,
-        "paper-grid",
-        grid.paper_grid(scale),
-        accountant="zcdp",
-        repeats=range(scale.screens),
-    )
+    found = grid.paper_search(lab, scale)
     rate = planners.fixed_rate(lab, scale)
     full = grid.full_search(lab, scale)
-    picked, again = grid.finals(lab, scale, full)
+    first = scale.screens
+    picked, again = grid.finals(
+        lab,
+        "full-grid-finals",
+        grid.by_budget(full, scale),
+        accountant="gdp",
+        repeats=range(first, first + scale.final_repeats),
+    )
     tables.searches += [
         {
             "case": lab.case.name,
@@ -182,7 +176,7 @@ def _printed(planned: Sequence[Entry]) -> list[Entry]:
     for entry in planned:
         if entry.says["scheme"] == planners.TUNED and entry.says["cost"] == FIRST_COST:
             noisy = printed_noise(entry.plan, epsilon=entry.says["epsilon"])
-            says = dict(entry.says) | {"scheme": "printed-sigma"}
+            says = dict(entry.says) | {"scheme": PRINTED}
             found.append(Entry(plan=noisy, says=says))
     return found
 
@@ -196,15 +190,22 @@ def _curves(
         ("curve-own", "zcdp", found, None),
         ("curve-full", "gdp", full, None),
     )
+    first = scale.screens
     for scheme, accountant, searched, only in kinds:
         maker = Maker(lab.problem, accountant)
-        for epsilon, cost, point in grid.by_tau(searched, scale, rate=only):
+        picked, _ = grid.finals(
+            lab,
+            f"{scheme}-finals",
+            grid.by_tau(searched, scale, rate=only),
+            accountant=accountant,
+            repeats=range(first, first + scale.tau_repeats),
+        )
+        for (epsilon, cost, _), point in picked.items():
             yield Entry(plan=maker.plan(point), says=_says(scheme, epsilon, cost))
 
 
 def _baselines(lab: Lab, scale: Scale) -> list[Row]:
     repeats = range(min(scale.baseline_repeats, scale.repeats))
-    key = [lab.version, lab.case.name, repr(repeats), repr(scale.epsilons), "timed"]
 
     def make() -> list[Row]:
         rows = []
@@ -216,7 +217,7 @@ def _baselines(lab: Lab, scale: Scale) -> list[Row]:
             lab.on_work(0, f"{lab.case.name}: baselines")
         return rows
 
-    rows, _ = lab.kept("baselines", digest(key), make)
+    rows, _ = lab.kept("baselines", [repr(repeats), repr(scale.epsilons)], make)
     return rows
 
 
@@ -258,6 +259,9 @@ def _expected(case: Case, scale: Scale) -> float:
     steps += scale.screens * sum(p.steps for p in full)
     budgets = len(scale.budgets)
     steps += budgets * scale.finalists * 150 * scale.final_repeats
+    if scale.tau_finalists > 1:
+        taus = 2 * (len(scale.taus) + len(scale.far_taus)) + len(scale.full_taus)
+        steps += budgets * taus * scale.tau_finalists * 100 * scale.tau_repeats
     steps += len(scale.line_budgets) * 250 * scale.repeats
     curves = len(scale.taus) * 120 + len(scale.far_taus) * 800
     steps += budgets * curves * scale.curve_repeats

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbudget.paper import drawing, searching
-from fedbudget.paper.cases import Scale
-from fedbudget.paper.evaluation import Tables
-from fedbudget.paper.reading import Runs
+from fedbudget.paper.cases import FIRST_COST, FIRST_EPSILON, LONGEST_TAU, Scale
+from fedbudget.paper.findings import Findings
+from fedbudget.paper.statistics import LEVEL
 from fedbudget.reporting.style import drawing as with_style, save
 
 if TYPE_CHECKING:
@@ -25,33 +25,27 @@ class Drawn:
     caption: str
 
 
-def draw_all(
-    tables: Tables, scale: Scale, folder: Path, *, vehicle: str | None
-) -> list[Drawn]:
+def draw_all(found: Findings, folder: Path, *, vehicle: str | None) -> list[Drawn]:
     """Draw every figure as SVG, PDF and PNG, and return them with their captions."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    finished = []
     with with_style():
-        for drawn, draw in _figures(tables, scale, vehicle):
+        for drawn, draw in _figures(found, vehicle):
             save(draw(), folder / drawn.name)
-            found.append(drawn)
-    return found
+            finished.append(drawn)
+    return finished
 
 
-def described(tables: Tables, scale: Scale, *, vehicle: str | None) -> list[Drawn]:
+def described(found: Findings, *, vehicle: str | None) -> list[Drawn]:
     """Return the figures that `draw_all` draws, without drawing them."""
-    return [drawn for drawn, _ in _figures(tables, scale, vehicle)]
+    return [drawn for drawn, _ in _figures(found, vehicle)]
 
 
 def _figures(
-    tables: Tables, scale: Scale, vehicle: str | None
+    found: Findings, vehicle: str | None
 ) -> Iterator[tuple[Drawn, Callable[[], "Figure"]]]:
-    runs, cases = Runs(tables.runs), scale.cases
-    rates = {
-        row["case"]: row["learning_rate"]
-        for row in tables.searches
-        if row["search"] == "paper"
-    }
+    scale, runs, rates = found.scale, found.runs, found.rates
+    cases = scale.cases
     told = ", ".join(f"{rate:g} on {case}" for case, rate in rates.items())
     ends = _ending(scale, vehicle)
     yield (
@@ -59,10 +53,10 @@ def _figures(
             name="figure1",
             title="Accuracy against resource cost",
             caption="Figure 1 (fig:efficiency). Accuracy against resource cost, round "
-            "by round, at eps = 10, C = 1000. Top: as in the paper, both at the case's "
-            f"one learning rate ({told}). Bottom: each at its own best learning rate, "
-            "picked on validation rows, and the joint plan, which picked nothing on "
-            f"private rows. {ends}",
+            f"by round, at eps = {FIRST_EPSILON:g}, C = {FIRST_COST:g}. Top: as in the "
+            f"paper, both at the case's one learning rate ({told}). Bottom: each at "
+            "its own best learning rate, picked on validation rows, and the joint "
+            f"plan, which picked nothing on private rows. {ends}",
         ),
         lambda: drawing.efficiency(cases, runs, rates, vehicle),
     )
@@ -79,8 +73,8 @@ def _figures(
                 title=f"Every tau, {name}",
                 caption=f"Figure 2 (fig:baseline_proposed), {name}: {grid}, picked on "
                 f"validation rows. Stars: what the planner `{planner}` chose. Dotted: "
-                "tau = 20, where the paper's search ends. Losses far off are cut. "
-                f"{ends}",
+                f"tau = {LONGEST_TAU}, where the paper's search ends. Losses far off "
+                f"are cut. {ends}",
             ),
             partial(searching.search_figure, kind, cases, runs, scale, vehicle),
         )
@@ -94,13 +88,14 @@ def _figures(
                 caption=f"Figure {number} (fig:tradeoff_{label}_acc). Accuracy against "
                 f"the {label} budget, a line for each {other} budget. Top: the paper's "
                 "planner at the case's one learning rate. Bottom: the joint planner. "
-                f"Grey: what needs no federation. {ends}",
+                "Grey: what needs no federation, as lines, or in words where it is far "
+                f"off. Points are drawn a little apart. {ends}",
             ),
             partial(
                 drawing.trade_off,
                 cases,
                 runs,
-                tables.baselines,
+                found.tables.baselines,
                 over=over,
                 ticks=scale.line_costs if by_cost else scale.line_epsilons,
                 lines=scale.epsilons if by_cost else scale.panel_costs,
@@ -113,7 +108,7 @@ def _figures(
             title="The chosen tau",
             caption="Figure 5 (fig:c_e_tau). The tau that the planner chooses, over "
             "both budgets. Top: the paper's planner at the case's one learning rate. "
-            f"Bottom: joint. {ends}",
+            f"Bottom: joint.{synthetic(scale, vehicle)}",
         ),
         partial(
             drawing.chosen_tau,
@@ -127,10 +122,12 @@ def _figures(
 
 
 def _ending(scale: Scale, vehicle: str | None) -> str:
-    made_up = vehicle is None and any(case.data == "vehicle" for case in scale.cases)
-    synthetic = (
-        " The Vehicle cases are a SYNTHETIC stand-in, not the real data."
-        if made_up
-        else ""
-    )
-    return f"Bars and bands: 95% intervals over repeats.{synthetic}"
+    ends = f"Bars and bands: {LEVEL:.0%} intervals over repeats."
+    return ends + synthetic(scale, vehicle)
+
+
+def synthetic(scale: Scale, vehicle: str | None) -> str:
+    """Return a sentence on rows that are not real, where there are any."""
+    if any(case.synthetic(vehicle) for case in scale.cases):
+        return " The Vehicle cases are a SYNTHETIC stand-in, not the real data."
+    return ""

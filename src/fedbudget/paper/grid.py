@@ -8,8 +8,9 @@ moves, or so large that noise is all there is, are left out of both.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -34,7 +35,7 @@ def paper_grid(scale: Scale) -> list[Point]:
         for rounds in range(1, most_rounds(tau, cost) + 1)
     ]
     for tau in scale.far_taus:
-        pairs += [(tau, rounds) for rounds in _some_rounds(tau, scale)]
+        pairs += [(tau, rounds) for rounds in _some_rounds(tau, scale, {1, 2})]
     return [
         Point(epsilon=epsilon, tau=tau, rounds=rounds, learning_rate=rate)
         for epsilon in scale.epsilons
@@ -54,6 +55,7 @@ def full_grid(scale: Scale, *, alike: bool) -> list[Point]:
     """
     powers = scale.powers[:1] if alike else scale.powers
     controls = scale.controls[:1] if alike else scale.controls
+    few = {1, 2, 3, 5, 7}
     return [
         Point(
             epsilon=epsilon,
@@ -65,7 +67,7 @@ def full_grid(scale: Scale, *, alike: bool) -> list[Point]:
             drift_control=control,
         )
         for tau in scale.full_taus
-        for rounds in _spread_rounds(tau, scale)
+        for rounds in _some_rounds(tau, scale, few if tau <= 50 else {1, 2})
         for momentum in scale.momenta
         for control in controls
         if momentum == 0 or rounds >= _MOMENTUM_ROUNDS
@@ -81,16 +83,10 @@ def _moves(progress: float) -> bool:
     return _PROGRESS[0] <= progress <= _PROGRESS[1]
 
 
-def _some_rounds(tau: int, scale: Scale) -> list[int]:
-    """Return few rounds, and as many as each cost pays for: beyond the paper's taus."""
+def _some_rounds(tau: int, scale: Scale, few: set[int]) -> list[int]:
+    """Return these few rounds, and as many as each cost pays for."""
     edges = {most_rounds(tau, cost) for cost in scale.costs}
-    return sorted({1, 2, *edges} & set(range(1, max(edges) + 1)))
-
-
-def _spread_rounds(tau: int, scale: Scale) -> list[int]:
-    edges = {most_rounds(tau, cost) for cost in scale.costs}
-    steps = {1, 2, 3, 5, 7} if tau <= 50 else {1, 2}
-    return sorted((steps | edges) & set(range(1, max(edges) + 1)))
+    return sorted((few | edges) & set(range(1, max(edges) + 1)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,16 +110,6 @@ class Search:
             if point.epsilon == epsilon and point.cost <= cost and where(point)
         ]
         return [self.points[at] for _, _, at in sorted(fitting)]
-
-    def best(
-        self,
-        epsilon: float,
-        cost: float,
-        where: Callable[[Point], bool] = lambda point: True,
-    ) -> Point | None:
-        """Return the best of them, if any."""
-        ranked = self.ranked(epsilon, cost, where)
-        return ranked[0] if ranked else None
 
 
 def search(
@@ -149,54 +135,68 @@ def _means(rows: Sequence[Row], count: int) -> Array:
     return np.array([np.mean(sums[at]) for at in range(count)])
 
 
+Key = TypeVar("Key")
+
+
+def by_budget(found: Search, scale: Scale) -> dict[tuple[float, float], list[Point]]:
+    """Return the best points of every budget."""
+    return {
+        budget: found.ranked(*budget)[: scale.finalists]
+        for budget in (*scale.budgets, *scale.short_budgets)
+    }
+
+
 def by_tau(
     found: Search, scale: Scale, *, rate: float | None
-) -> Iterator[tuple[float, float, Point]]:
-    """Yield for every budget and tau its best point; with a rate, only of that rate."""
+) -> dict[tuple[float, float, int], list[Point]]:
+    """Return the best points of every budget and tau; with a rate, of that rate."""
     taus = sorted({point.tau for point in found.points})
-    for epsilon, cost in scale.budgets:
-        for tau in taus:
-            best = found.best(
-                epsilon,
-                cost,
-                lambda p, tau=tau: (  # type: ignore[misc]
-                    p.tau == tau and rate in (None, p.learning_rate)
-                ),
-            )
-            if best is not None:
-                yield epsilon, cost, best
+    return {
+        (epsilon, cost, tau): found.ranked(
+            epsilon,
+            cost,
+            lambda p, tau=tau: (  # type: ignore[misc]
+                p.tau == tau and rate in (None, p.learning_rate)
+            ),
+        )[: scale.tau_finalists]
+        for epsilon, cost in scale.budgets
+        for tau in taus
+    }
+
+
+def paper_search(lab: Lab, scale: Scale) -> Search:
+    """Run the paper's grid with its accounting."""
+    points, repeats = paper_grid(scale), range(scale.screens)
+    return search(lab, "paper-grid", points, accountant="zcdp", repeats=repeats)
 
 
 def full_search(lab: Lab, scale: Scale) -> Search:
     """Run the full grid with exact accounting."""
-    return search(
-        lab,
-        "full-grid",
-        full_grid(scale, alike=lab.case.split == "iid"),
-        accountant="gdp",
-        repeats=range(scale.screens),
-    )
+    points = full_grid(scale, alike=lab.case.split == "iid")
+    repeats = range(scale.screens)
+    return search(lab, "full-grid", points, accountant="gdp", repeats=repeats)
 
 
 def finals(
-    lab: Lab, scale: Scale, found: Search
-) -> tuple[dict[tuple[float, float], Point], float]:
-    """Run each budget's best points again; return the best of them, and the seconds."""
-    chosen = {
-        budget: found.ranked(*budget)[: scale.finalists] for budget in scale.budgets
+    lab: Lab,
+    part: str,
+    ranked: dict[Key, list[Point]],
+    *,
+    accountant: str,
+    repeats: range,
+) -> tuple[dict[Key, Point], float]:
+    """Run the points again; return the best of every list, and the seconds it took.
+
+    Lists that are empty have none; where all have one point at most, nothing is run.
+    """
+    ranked = {key: points for key, points in ranked.items() if points}
+    points = list(dict.fromkeys(p for few in ranked.values() for p in few))
+    if all(len(few) == 1 for few in ranked.values()):
+        return {key: few[0] for key, few in ranked.items()}, 0.0
+    again = search(lab, part, points, accountant=accountant, repeats=repeats)
+    merit = dict(zip(points, again.accuracy.tolist(), strict=True))
+    picked = {
+        key: min(few, key=lambda point: (-merit[point], point.cost))
+        for key, few in ranked.items()
     }
-    points = list(dict.fromkeys(p for ranked in chosen.values() for p in ranked))
-    first = scale.screens
-    again = search(
-        lab,
-        "full-grid-finals",
-        points,
-        accountant="gdp",
-        repeats=range(first, first + scale.final_repeats),
-    )
-    picked = {}
-    for budget, ranked in chosen.items():
-        best = again.best(*budget, where=set(ranked).__contains__)
-        if best is not None:
-            picked[budget] = best
     return picked, again.seconds

@@ -61,7 +61,6 @@ class Lab:
 
     case: Case
     store: Store
-    version: str
     vehicle: str | None = None
     on_work: Callable[[float, str], None] = lambda seconds, what: None
     found_seconds: float = 0.0  # that parts took which were there already
@@ -107,9 +106,10 @@ class Lab:
         self, part: str, plans: Sequence[Plan], repeats: range, noise: int
     ) -> list[Row]:
         """Return the runs of plans, from disk where they are there."""
-        key = digest(self._fingerprint(plans, repeats, noise))
         runs, there = self.kept(
-            part, key, lambda: list(self._runs(part, plans, repeats, noise))
+            part,
+            [repr(repeats), noise, *map(_content, plans)],
+            lambda: list(self._runs(part, plans, repeats, noise)),
         )
         if there:
             work = self.seconds(plans) * len(repeats)
@@ -117,12 +117,20 @@ class Lab:
         return runs
 
     def kept(
-        self, part: str, key: str, make: Callable[[], list[Row]]
+        self,
+        part: str,
+        depends: Sequence[bytes | str | float],
+        make: Callable[[], list[Row]],
     ) -> tuple[list[Row], bool]:
-        """Return rows, from disk where they are there, and whether they were."""
+        """Return rows, from disk where they are there, and whether they were.
+
+        Args:
+            part: Names the rows.
+            depends: All that they depend on, other than the case and its data.
+            make: Makes them.
+        """
         name = f"{self.case.name.lower()}-{part}"
-        there = self.store.has(name, key)
-        rows = self.store.kept(name, key, make)
+        rows, there = self.store.kept(name, [*self._identity(), *depends], make)
         if there:
             self.found_seconds += sum(row["seconds"] for row in rows)
         return rows, there
@@ -163,15 +171,12 @@ class Lab:
         if chunk:
             yield chunk
 
-    def _fingerprint(
-        self, plans: Sequence[Plan], repeats: range, noise: int
-    ) -> Iterator[bytes | str | float]:
-        yield from (self.version, self.case.name, repr(repeats), noise)
+    def _identity(self) -> Iterator[str | float]:
+        """Yield what tells the case and its data from any other."""
+        yield self.case.name
         if self.vehicle is not None and self.case.data == "vehicle":
             file = Path(self.vehicle).stat()
             yield from (self.vehicle, float(file.st_size), file.st_mtime)
-        for plan in plans:
-            yield _content(plan)
 
 
 def _content(plan: Plan) -> bytes:

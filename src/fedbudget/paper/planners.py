@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from fedbudget.budget import Budget
-from fedbudget.paper.cases import DELTA, PRICES, Scale
+from fedbudget.paper.cases import DELTA, LONGEST_TAU, PRICES, Scale
 from fedbudget.paper.lab import PICKING, Entry, Lab
 from fedbudget.planning import Plan, plan
 from fedbudget.planning.bounds import largest_rate
@@ -23,8 +23,6 @@ PLANNERS = (JOINT, BOUND, PAPER, TUNED)
 
 # Whether a planner's choice depends on private rows.
 READS = {JOINT: False, BOUND: False, PAPER: False, TUNED: True}
-
-_LONGEST_TAU = 20  # of the paper's evaluation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,7 +72,7 @@ def assuming(problem: Problem, rate: float) -> Problem:
     word here, and the smoothness is what it has to be.
     """
     # At this smoothness the rate is exactly the largest one for the longest tau.
-    smoothness = problem["smoothness"] * largest_rate(problem, _LONGEST_TAU) / rate
+    smoothness = problem["smoothness"] * largest_rate(problem, LONGEST_TAU) / rate
     note = f"as small as learning rate {rate:g} needs it"
     return problem.with_constants(
         smoothness=Constant(value=smoothness, source="assumed", note=note),

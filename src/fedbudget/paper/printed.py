@@ -9,6 +9,8 @@ from fedbudget.paper.cases import DELTA
 from fedbudget.planning import Plan
 from fedbudget.privacy import GDP, NoisyGradients, rho_from_epsilon
 
+PRINTED = "printed-sigma"  # the scheme of runs with this noise
+
 
 def printed_noise(plan: Plan, *, epsilon: float) -> Plan:
     """Return the plan with the paper's printed sigma, and the epsilon that it spends.

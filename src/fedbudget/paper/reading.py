@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedbudget.checks import Array
+from fedbudget.paper.cases import FIRST_COST, FIRST_EPSILON
 from fedbudget.paper.store import Row
 
 _KEYS = ("case", "scheme", "epsilon", "cost")
@@ -87,3 +88,15 @@ def paired(first: Array, second: Array) -> Array:
     """Return the differences over the repeats that both have."""
     count = min(len(first), len(second))
     return np.asarray(first[:count] - second[:count])
+
+
+def fixed_rates(searches: Iterable[Row]) -> dict[str, float]:
+    """Return each case's one learning rate."""
+    return {row["case"]: row["learning_rate"] for row in searches}
+
+
+def own_rate(runs: Runs, case: str, tau: int) -> float:
+    """Return the learning rate that suits this tau best, on validation rows."""
+    at = case, f"tau={tau}", FIRST_EPSILON, FIRST_COST
+    last = max(runs.distinct("rounds", *at))
+    return float(runs.best("learning_rate", *at, rounds=last))

@@ -22,6 +22,7 @@ class Regret:
     worst: float
     where: str  # the worst was
     by_case: dict[str, float]
+    worst_by_case: dict[str, float]
     seconds: float  # to plan once, on average
     reads: bool  # private rows
 
@@ -39,6 +40,10 @@ def _regret(runs: Runs, plans: Sequence[Row], scale: Scale, planner: str) -> Reg
             mine = runs.values(case.name, planner, epsilon, cost)
             lost[case.name, epsilon, cost] = 100 * paired(best, mine)
     worst = max(lost, key=lambda key: float(lost[key].mean()))
+    means = {
+        case.name: [v.mean() for key, v in lost.items() if key[0] == case.name]
+        for case in scale.cases
+    }
     together = np.mean(list(lost.values()), axis=0)
     taken = [row["seconds"] for row in plans if row["scheme"] == planner]
     return Regret(
@@ -46,12 +51,8 @@ def _regret(runs: Runs, plans: Sequence[Row], scale: Scale, planner: str) -> Reg
         mean=mean_interval(together),
         worst=float(lost[worst].mean()),
         where=f"{worst[0]}, eps = {worst[1]:g}, C = {worst[2]:g}",
-        by_case={
-            case.name: float(
-                np.mean([v.mean() for key, v in lost.items() if key[0] == case.name])
-            )
-            for case in scale.cases
-        },
+        by_case={name: float(np.mean(each)) for name, each in means.items()},
+        worst_by_case={name: float(np.max(each)) for name, each in means.items()},
         seconds=float(np.mean(taken)),
         reads=READS[planner],
     )

@@ -8,6 +8,7 @@ parts/       runs that are kept, so that a stopped evaluation goes on
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,13 +18,13 @@ from typing import Any
 from fedbudget.errors import RecordError
 from fedbudget.paper.blocks import Block, to_html
 from fedbudget.paper.cases import FULL, QUICK, Scale, case_named
-from fedbudget.paper.claims import Claim, all_claims
-from fedbudget.paper.document import TITLE, About, document, fixed_rates
+from fedbudget.paper.claims import Claim
+from fedbudget.paper.document import TITLE, About, document
 from fedbudget.paper.evaluation import Tables, evaluate
-from fedbudget.paper.figures import Drawn, described, draw_all
-from fedbudget.paper.reading import Runs
-from fedbudget.paper.regret import Regret, regrets
-from fedbudget.paper.store import Store, write_table
+from fedbudget.paper.figures import described, draw_all
+from fedbudget.paper.findings import Findings, findings
+from fedbudget.paper.regret import Regret
+from fedbudget.paper.store import Store, make_folder, read_table, write_table
 from fedbudget.reporting.pages import write_page
 
 NUMBERS = ("runs", "searches", "plans", "baselines")
@@ -71,19 +72,20 @@ def reproduce(
         on_work: Told how much of `expected_work` is done, and what it was.
     """
     started = time.perf_counter()
-    Store(out).open()
-    tables = evaluate(
-        scale, out / "parts", version=version, vehicle=vehicle, on_work=on_work
-    )
+    for folder in (out, out / "parts", out / "numbers"):
+        make_folder(folder)
+    store = Store(out / "parts", version=version)
+    tables = evaluate(scale, store, vehicle=vehicle, on_work=on_work)
     about = About(
         version=version,
         seconds=time.perf_counter() - started + tables.found_seconds,
+        cores=os.cpu_count() or 1,
         command=command,
         vehicle=vehicle,
     )
     on_work(0, "drawing figures")
     try:
-        return _write(out, tables, scale, about)
+        return _write(out, findings(tables, scale), about)
     except OSError as error:
         raise RecordError(
             f"cannot write to {out}: {error.strerror or error}: make room, or choose "
@@ -91,25 +93,23 @@ def reproduce(
         ) from error
 
 
-def _write(out: Path, tables: Tables, scale: Scale, about: About) -> Outcome:
+def _write(out: Path, found: Findings, about: About) -> Outcome:
     """Write numbers, figures and page."""
     numbers = out / "numbers"
-    numbers.mkdir(exist_ok=True)
     for name in NUMBERS:
         for ending in ("parquet", "csv"):
-            write_table(numbers / f"{name}.{ending}", getattr(tables, name))
-    told = asdict(about) | {"scale": asdict(scale)}
+            write_table(numbers / f"{name}.{ending}", getattr(found.tables, name))
+    told = asdict(about) | {"scale": asdict(found.scale)}
     write_page(out / "about.json", json.dumps(told, indent=1) + "\n")
-    drawn = draw_all(tables, scale, out / "figures", vehicle=about.vehicle)
-    write_page(out / "index.html", _page(tables, scale, drawn, about, out))
-    runs = Runs(tables.runs)
-    claims = all_claims(runs, fixed_rates(tables), scale)
-    write_table(numbers / "claims.csv", [_flat(claim) for claim in claims])
+    drawn = draw_all(found, out / "figures", vehicle=about.vehicle)
+    page = out / "index.html"
+    write_page(page, to_html(TITLE, document(found, drawn, about), out / "figures"))
+    write_table(numbers / "claims.csv", [_flat(claim) for claim in found.claims])
     return Outcome(
-        claims=claims,
-        regrets=regrets(runs, tables.plans, scale),
+        claims=found.claims,
+        regrets=found.regrets,
         seconds=about.seconds,
-        page=out / "index.html",
+        page=page,
     )
 
 
@@ -117,13 +117,6 @@ def _flat(claim: Claim) -> dict[str, Any]:
     row = asdict(claim) | {"verdict": claim.verdict}
     effect = row.pop("effect")
     return row | {f"effect_{name}": value for name, value in effect.items()}
-
-
-def _page(
-    tables: Tables, scale: Scale, drawn: Sequence[Drawn], about: About, out: Path
-) -> str:
-    blocks = document(tables, scale, drawn, about)
-    return to_html(TITLE, blocks, out / "figures")
 
 
 def read_report(out: Path) -> tuple[list[Block], Path]:
@@ -134,22 +127,18 @@ def read_report(out: Path) -> tuple[list[Block], Path]:
     """
     try:
         told = json.loads((out / "about.json").read_text(encoding="utf-8"))
-        found = {n: Store(out / "numbers").read(f"{n}.parquet") for n in NUMBERS}
-    except (OSError, ValueError) as error:
+        about = About(**{name: told[name] for name in About.__dataclass_fields__})
+        numbers: dict[str, Any]
+        numbers = {n: read_table(out / "numbers" / f"{n}.parquet") for n in NUMBERS}
+        scale = _scale(told["scale"])
+    except (OSError, ValueError, KeyError) as error:
         raise RecordError(
             f"{out} holds no finished evaluation ({error}): run fedbudget paper --out "
             f"{out} first"
         ) from error
-    scale = _scale(told["scale"])
-    about = About(**{name: told[name] for name in About.__dataclass_fields__})
-    tables = Tables(
-        runs=found["runs"],
-        searches=found["searches"],
-        plans=found["plans"],
-        baselines=found["baselines"],
-    )
-    drawn = described(tables, scale, vehicle=about.vehicle)
-    return document(tables, scale, drawn, about), out / "figures"
+    found = findings(Tables(**numbers), scale)
+    drawn = described(found, vehicle=about.vehicle)
+    return document(found, drawn, about), out / "figures"
 
 
 def _scale(told: dict[str, Any]) -> Scale:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbudget.checks import Array
 from fedbudget.models import loss_named
-from fedbudget.paper.cases import Case, Scale
+from fedbudget.paper.cases import LONGEST_TAU, Case, Scale
 from fedbudget.paper.drawing import AS_PAPER, AS_PLANNED, band, title
 from fedbudget.paper.planners import JOINT, TUNED
 from fedbudget.paper.reading import Runs
@@ -48,11 +48,16 @@ def search_figure(
                 taus = runs.distinct("tau", *at)
                 found = [runs.values(*at, measure=measure, tau=tau) for tau in taus]
                 band(panel, taus, found, line, f"grid, eps = {epsilon:g}")
-                chosen = runs.rows(case.name, planner, epsilon, cost)
+                # Of the splits that the curves are of.
+                chosen = [
+                    row
+                    for row in runs.rows(case.name, planner, epsilon, cost)
+                    if row["repeat"] < scale.curve_repeats
+                ]
                 _marker(panel, chosen, measure, line, f"{planner}, eps = {epsilon:g}")
             panel.set_xscale("log")
             panel.set_ylim(*limits(runs, case, measure, scale))
-            panel.axvline(20.5, color=GREY, linewidth=0.7, linestyle=":")
+            panel.axvline(LONGEST_TAU + 0.5, color=GREY, linewidth=0.7, linestyle=":")
         row[0].set_ylabel(f"{title(case, vehicle)}\n{MEASURES[0][1]}")
         for panel, ((_, label), _) in zip(row[1:], columns[1:], strict=True):
             panel.set_ylabel(label)
@@ -77,8 +82,8 @@ def _marker(
             markersize=11,
             linestyle="none",
             markerfacecolor=line.color,
-            markeredgecolor="white",
-            markeredgewidth=0.8,
+            markeredgecolor="black",
+            markeredgewidth=0.6,
             zorder=5,
             label=label,
         )

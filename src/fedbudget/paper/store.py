@@ -29,56 +29,53 @@ def digest(pieces: Iterable[bytes | str | float]) -> str:
 
 
 class Store:
-    """A folder of parts."""
+    """A folder of parts that one version of the program made."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def open(self) -> None:
-        """Make the folder; refuse where that cannot be."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RecordError(
-                f"cannot write to {self.folder}: {error.strerror or error}: choose "
-                "another folder"
-            ) from error
+    def __init__(self, folder: Path, *, version: str) -> None:
+        self.folder, self.version = folder, version
 
     def kept(
-        self, name: str, key: str, make: Callable[[], Sequence[Mapping[str, Any]]]
-    ) -> list[Row]:
-        """Return the rows of a part: those on disk, or newly made ones."""
-        path = self.folder / f"{name}-{key}.parquet"
-        found = self._read(path)
-        if found is None:
-            found = [dict(row) for row in make()]
-            write_table(path, found)
-        return found
+        self,
+        name: str,
+        depends: Iterable[bytes | str | float],
+        make: Callable[[], Sequence[Mapping[str, Any]]],
+    ) -> tuple[list[Row], bool]:
+        """Return the rows of a part, and whether they were on disk already.
 
-    def read(self, name: str) -> list[Row]:
-        """Return the rows of a file.
-
-        Raises:
-            OSError: There is no such file, or it is damaged.
+        Args:
+            name: Of the part.
+            depends: All that the rows depend on, other than the version.
+            make: Makes them, where they are not there, or damaged.
         """
-        rows = self._read(self.folder / name)
-        if rows is None:
-            raise FileNotFoundError(f"no readable {self.folder / name}")
-        return rows
-
-    def has(self, name: str, key: str) -> bool:
-        """Say whether a part is there already."""
-        return (self.folder / f"{name}-{key}.parquet").is_file()
-
-    def _read(self, path: Path) -> list[Row] | None:
-        if not path.is_file():
-            return None
-        parquet = _parquet()
+        path = self.folder / f"{name}-{digest([self.version, *depends])}.parquet"
         try:
-            rows: list[Row] = parquet.read_table(path).to_pylist()
-        except (OSError, ValueError):  # damaged: made again
-            return None
-        return rows
+            return read_table(path), True
+        except (OSError, ValueError):
+            rows = [dict(row) for row in make()]
+        write_table(path, rows)
+        return rows, False
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder; refuse where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(
+            f"cannot write to {folder}: {error.strerror or error}: choose another "
+            "folder"
+        ) from error
+
+
+def read_table(path: Path) -> list[Row]:
+    """Return the rows of a Parquet file.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: It is damaged.
+    """
+    rows: list[Row] = _parquet().read_table(path).to_pylist()
+    return rows
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

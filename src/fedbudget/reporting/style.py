@@ -1,8 +1,8 @@
 """How figures look: one style, readable in grey and by the colour-blind, vector first.
 
 Lines differ in colour, in marker and in dash, so that no reader needs the colour. The
-colours are those of Okabe and Ito. Saved files hold no date, so that a figure which did
-not change does not change on disk.
+colours are those of Okabe and Ito, and a darker blue. Saved files hold no date, so that
+a figure which did not change does not change on disk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 BLACK, GREY = "#000000", "#767676"
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, RED, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+NAVY = "#004A7F"
 
 FORMATS = ("svg", "pdf", "png")
 
@@ -44,15 +45,15 @@ class Line:
         } | more
 
 
-# Ordered from dark to light, so that neighbours differ in grey too.
+# The first four from dark to light, so that they differ in grey too.
 LINES: tuple[Line, ...] = (
     Line(color=BLACK, marker="o", dash="-"),
-    Line(color=BLUE, marker="s", dash=(0, (6, 2))),
+    Line(color=NAVY, marker="s", dash=(0, (6, 2))),
     Line(color=RED, marker="^", dash=(0, (4, 1.5, 1, 1.5))),
-    Line(color=GREEN, marker="D", dash=(0, (2, 1.2))),
+    Line(color=SKY, marker="D", dash=(0, (2, 1.2))),
     Line(color=PURPLE, marker="v", dash=(0, (1, 1))),
     Line(color=ORANGE, marker="P", dash=(0, (6, 1.5, 1, 1.5, 1, 1.5))),
-    Line(color=SKY, marker="X", dash=(0, (3, 3))),
+    Line(color=GREEN, marker="X", dash=(0, (3, 3))),
 )
 
 RC: dict[Any, Any] = {
