@@ -27,7 +27,7 @@ STEP_SECONDS = {"adult": 45e-6, "vehicle": 290e-6}
 # Fields of a plan that say something about it, and change nothing in a run.
 _PROMISES = {"epsilon", "delta", "prior_mu", "cost", "lipschitz", "planner"}
 _PROMISES |= {"accountant", "predicted_loss", "epsilon_price", "cost_price"}
-_PROMISES |= {"binding", "reasons", "advice"}
+_PROMISES |= {"binding", "reasons", "advice", "prior_releases"}
 _CHUNK_SECONDS = 6.0  # of work between two signs of life
 _KEPT_SECONDS = 60.0  # of work that are kept together; less is lost by stopping
 
