@@ -1,7 +1,6 @@
 """Cyclic batches: disjoint, taken in turn, and charged by the lap."""
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,15 @@ from scipy.sparse import csr_array
 
 import fedbudget as fb
 from fedbudget.devices.kernels import RoundPlan, device_replies, run_rounds, sweep_runs
-from fedbudget.devices.local import Batch, local_steps, weighted_mean
+from fedbudget.devices.local import Batch
 from fedbudget.devices.random_numbers import DEAL, draw_subset, stream
 from fedbudget.devices.rows import pack_rows
-from fedbudget.models import Floats, Logistic, Loss, Softmax
+from fedbudget.models import Logistic, Loss, Softmax
 from fedbudget.training import Order
+from tests.devices.examples import OFFSETS, SIZES, WEIGHTS, reference
 from tests.examples import small_data
 
-SIZES = np.array([70, 1, 33, 96])
 BATCHES = np.array([16, 1, 5, 32])  # 4, 1, 6 and 3 blocks
-OFFSETS = np.concatenate([[0], np.cumsum(SIZES)]).astype(np.int64)
-WEIGHTS = np.array([0.4, 0.1, 0.2, 0.3])
 TAU, ROUNDS, SEED = 3, 4, 11
 
 
@@ -61,31 +58,6 @@ def round_plan(learning_rate: float, noise_std: float = 0.0) -> RoundPlan:
     )
 
 
-def reference(loss: Loss, x: Any, y: Any, plan: RoundPlan) -> Floats:
-    rng = np.random.default_rng(3)
-    deals = [dealt(SEED, m, int(n)) for m, n in enumerate(SIZES)]
-    theta: Floats = np.full(loss.num_params(24), 0.1)
-    for number in range(ROUNDS):
-        replies = [
-            local_steps(
-                theta,
-                x[a:b],
-                y[a:b],
-                loss=loss,
-                tau=plan.tau,
-                learning_rate=plan.learning_rate,
-                noise_std=float(np.asarray(plan.noise_std)),
-                batch=Batch(sampling="cyclic", size=int(BATCHES[m])),
-                rng=rng,
-                first_step=number * plan.tau,
-                dealt=deals[m],
-            )
-            for m, (a, b) in enumerate(pairwise(OFFSETS))
-        ]
-        theta = weighted_mean(replies, WEIGHTS)
-    return theta
-
-
 def test_a_pass_takes_every_dealt_row_once() -> None:
     batch, deal = Batch(sampling="cyclic", size=5), dealt(SEED, 2, 33)
     assert sorted(deal) == list(range(33))
@@ -111,7 +83,10 @@ def test_kernels_take_the_references_steps(kind: str, loss: Loss) -> None:
     packed = pack_rows(x, y, OFFSETS, loss=loss)
     theta = np.full(packed.num_params, 0.1)
     plans = [round_plan(rate) for rate in (0.7, 0.1, 0.2, 0.3, 0.5)]
-    expected = [reference(loss, x, y, plan) for plan in plans]
+    deals = [dealt(SEED, m, int(n)) for m, n in enumerate(SIZES)]
+    expected = [
+        reference(loss, x, y, theta, plan, ROUNDS, deals=deals) for plan in plans
+    ]
     # A plan with other batches does not run beside them, and changes nothing.
     other = replace(plans[0], batch_size=np.array([35, 1, 11, 40]))
     every = [*plans, other]

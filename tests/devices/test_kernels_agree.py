@@ -1,6 +1,5 @@
 """With noise and sampling off, kernels and reference take the same steps."""
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,10 @@ from fedbudget.devices.kernels import (
     run_rounds,
     sweep_runs,
 )
-from fedbudget.devices.local import Batch, local_steps, next_shift, weighted_mean
 from fedbudget.devices.rows import OneHotRows, PackedRows, SparseRows, pack_rows
 from fedbudget.models import Floats, Hinge, Huber, Labels, Logistic, Loss, Softmax
+from tests.devices.examples import OFFSETS, WEIGHTS, reference
 
-SIZES = np.array([70, 1, 33, 96])  # rows per device
-OFFSETS = np.concatenate([[0], np.cumsum(SIZES)]).astype(np.int64)
-WEIGHTS = np.array([0.4, 0.1, 0.2, 0.3])
 GROUPS = (3, 2, 17, 4)  # categories of the one-hot columns
 LOSSES: list[Loss] = [
     Logistic(l2=0.1),
@@ -59,35 +55,6 @@ def labels(loss: Loss) -> Labels:
     if isinstance(loss, Huber):
         return rng.uniform(-1, 1, int(OFFSETS[-1]))
     return rng.integers(0, max(2, loss.num_outputs), int(OFFSETS[-1]))
-
-
-def reference(
-    loss: Loss, x: Any, y: Labels, theta: Floats, plan: RoundPlan, rounds: int
-) -> Floats:
-    shifts = [np.zeros_like(theta) for _ in SIZES]
-    for _ in range(rounds):
-        replies = [
-            local_steps(
-                theta,
-                x[a:b],
-                y[a:b],
-                loss=loss,
-                tau=plan.tau,
-                learning_rate=plan.learning_rate,
-                noise_std=0.0,
-                batch=Batch(),
-                rng=np.random.default_rng(),
-                shift=shift,
-            )
-            for (a, b), shift in zip(pairwise(OFFSETS), shifts, strict=True)
-        ]
-        theta = weighted_mean(replies, np.asarray(plan.weights))
-        if plan.drift_control:
-            shifts = [
-                next_shift(shift, reply, theta, tau=plan.tau)
-                for shift, reply in zip(shifts, replies, strict=True)
-            ]
-    return theta
 
 
 def full_plan(
