@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from fedbudget.checks import whole
 from fedbudget.errors import InvalidInputError, RecordError
-from fedbudget.record import whole_file
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -250,5 +249,7 @@ def _private_pem(key: "ec.EllipticCurvePrivateKey") -> bytes:
 
 def _write(path: Path, content: bytes, *, private: bool) -> None:
     """Write a file that only its owner may read, if it is private."""
+    from fedbudget.record import whole_file  # a device reads only, with less memory
+
     with whole_file(path, "wb", permissions=0o600 if private else 0o644) as file:
         file.write(content)
