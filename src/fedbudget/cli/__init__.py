@@ -1,24 +1,12 @@
 """The command line: parse, call the library, print, exit code; no arithmetic.
 
-app.py        all commands, and what becomes of errors
-starting.py   init
-measuring.py  measure
-planning.py   plan, frontier
-training.py   train
-sweeping.py   sweep
-device.py     device, a device's guard
-ledger.py     ledger show, ledger verify
-reporting.py  report
-exporting.py  export
-doctoring.py  doctor
+app.py        all commands, each in a module of its own, and what becomes of errors
 options.py    the options that commands share
 config.py     fedbudget.toml
 asking.py     from options to the arguments of a command
 sources.py    from the data options to rows and a problem
-tables.py     plans and frontiers for people
-results.py    runs and sweeps for people
-measured.py   measurements for people
-layout.py     how their pages look
+layout.py     how pages for people look; tables.py, results.py, measured.py and
+              fleet_tables.py fill them
 output.py     JSON, warnings, errors and progress
 """
 

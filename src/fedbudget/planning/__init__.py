@@ -2,13 +2,16 @@
 
 planner.py      plan(): checks the question, asks a planner, completes the answer
 joint.py        the default planner, on top of
+  scoring.py      the predicted loss of many candidates
   spectral.py     the predicted loss of a run
   weighting.py    how much each device counts
+  leaving.py      devices that leave before the end
+  advice.py       when not to federate
 bounds.py       the paper's planner, and one on the sound form of its bound
 affordable.py   which tau and rounds every device can pay for
 choices.py      what planners are asked and what they answer; noise and cost added
 plans.py        the plan itself
-frontier.py     what more budget would buy
+frontier.py     what more budget would buy; mapping.py: over many budgets, coarsely
 """
 
 from fedbudget.planning.frontier import Frontier, frontier

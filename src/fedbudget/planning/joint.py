@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError
-from fedbudget.ledger import Bools
 from fedbudget.planning.advice import advise
 from fedbudget.planning.affordable import affordable_pairs, pairs_near
 from fedbudget.planning.choices import Choice, Setting, sampled_excess
@@ -22,40 +20,20 @@ from fedbudget.planning.leaving import (
     weigh_leaving,
     without_trifles,
 )
-from fedbudget.planning.spectral import Response, Schedule, Spectrum, respond
-from fedbudget.planning.weighting import (
-    Weighting,
-    balanced,
-    candidate_weights,
-    target_weights,
+from fedbudget.planning.scoring import (
+    Candidates,
+    candidates_of,
+    combinations,
+    predicted_parts,
+    stable_rate,
 )
-
-# Local steps of a smooth convex loss do not diverge below 2 / smoothness.
-STABLE = 1.9
+from fedbudget.planning.spectral import Spectrum, respond
+from fedbudget.planning.weighting import balanced
 
 # Among plans whose predicted losses differ by less than this share, the cheapest wins.
 _TIE = 0.002
 
-# Unlike devices cost more than the spread of their optima alone says: what only one of
-# them knows is also what the others cannot correct. Fit Adult by education. Beyond a
-# squared dissimilarity of 1, devices agree on nothing, and progress slows no further.
-_OFF_TARGET, _DRIFT, _SLOWER = 6.0, 2.0, 6.0
-
-# Devices keep a state for drift control: it has to save this share of the loss.
-_WORTH_CONTROL = 0.1
-
 _MOMENTA = np.array([0.0, 0.5, 0.8])
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Candidates:
-    """One way to batch: what its noise and its weights come to."""
-
-    batch_size: NDArray[np.int64]
-    variance: Array  # of the noise of one device in a run of one step
-    blocks: float  # B, of a middle device: only every B-th step takes more noise
-    target: Array
-    weighting: Weighting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,33 +88,15 @@ def choose_joint(setting: Setting) -> Choice:
 
 def _best_batch(setting: Setting, spectrum: Spectrum) -> tuple[Found, Candidates]:
     """Return the best candidate over all batch sizes; the larger batch wins ties."""
-    options = [_candidates(setting, batch) for batch in setting.batches()]
+    options = [candidates_of(setting, batch) for batch in setting.batches()]
     found = [_search(setting, spectrum, option) for option in options]
     best = min(range(len(found)), key=lambda index: found[index].loss)
     return found[best], options[best]
 
 
-def _candidates(setting: Setting, batch_size: NDArray[np.int64]) -> Candidates:
-    problem = setting.problem
-    # Over many steps: a run's last lap is charged in full, see `_parts`.
-    blocks = setting.blocks(batch_size)
-    variance = setting.unit_noise(batch_size) ** 2 / blocks
-    target = target_weights(problem, setting.weights)
-    sampling = 1 / batch_size - 1 / problem.num_samples
-    return Candidates(
-        batch_size=batch_size,
-        variance=variance,
-        blocks=float(np.median(blocks)),
-        target=target,
-        weighting=candidate_weights(
-            target, variance, sampling, planned=setting.weights == "auto"
-        ),
-    )
-
-
 def _search(setting: Setting, spectrum: Spectrum, option: Candidates) -> Found:
     """Score a coarse grid, then a fine one around its best point."""
-    limit = _largest_rate(setting, spectrum)
+    limit = stable_rate(setting, spectrum)
     given = setting.learning_rate
     rates = limit * np.geomspace(1e-3, 1, 9) if given is None else np.array([given])
     budget, batch = setting.budget, option.batch_size
@@ -168,7 +128,7 @@ def _best_leaving(
     sampling = 1 / option.batch_size - 1 / setting.problem.num_samples
     rates = np.unique(best.learning_rate * np.array([0.5, 0.7, 1.0]))
     if setting.learning_rate is None:
-        limit = _largest_rate(setting, spectrum)
+        limit = stable_rate(setting, spectrum)
         rates = np.unique(np.minimum([*rates, 1.4 * best.learning_rate], limit))
     else:
         rates = np.array([best.learning_rate])
@@ -194,11 +154,6 @@ def _best_leaving(
     return found
 
 
-def _largest_rate(setting: Setting, spectrum: Spectrum) -> float:
-    steepest = max(setting.problem["smoothness"], float(spectrum.curvature.max()))
-    return STABLE / steepest
-
-
 def _score(
     setting: Setting,
     spectrum: Spectrum,
@@ -208,14 +163,14 @@ def _score(
     momenta: Array,
 ) -> Found:
     """Return the best of all combinations; the cheapest among those as good as it."""
-    schedule = _combine(pairs, rates, np.unique(momenta))
+    schedule = combinations(pairs, rates, np.unique(momenta))
     steps = schedule.tau * schedule.rounds
     with np.errstate(over="ignore", invalid="ignore"):  # a diverging plan may be tried
         response = respond(
             spectrum, schedule, variance=setting.problem["gradient_variance"]
         )
         # The weights that suit a candidate depend on its noise: try every weighting.
-        parts, controlled = _parts(setting, schedule, response, option)
+        parts, controlled = predicted_parts(setting, schedule, response, option)
     loss = np.nan_to_num(np.sum(list(parts.values()), axis=0), nan=np.inf)
     best = loss.min(axis=1)
     # Ten times worse than not training at all: no plan with this rate is one.
@@ -223,7 +178,7 @@ def _score(
     if given and not best.min() < 10 * setting.problem["initial_gap"]:
         raise InvalidInputError(
             f"with learning_rate {rates.min():.6g} every plan diverges: take at most "
-            f"{_largest_rate(setting, spectrum):.3g}, or leave it out to have it "
+            f"{stable_rate(setting, spectrum):.3g}, or leave it out to have it "
             "planned"
         )
     cost = np.mean(setting.prices.communication) * schedule.rounds
@@ -243,53 +198,6 @@ def _score(
         loss=float(loss[index, which]),
         parts={name: float(part[index, which]) for name, part in parts.items()},
     )
-
-
-def _combine(pairs: list[tuple[int, int]], rates: Array, momenta: Array) -> Schedule:
-    """Lay out all combinations; momentum needs a few rounds to be of use."""
-    with_momentum = np.array([pair for pair in pairs if pair[1] > 2]).reshape(-1, 2)
-    tables = [
-        _product(np.array(pairs), rates, np.zeros(1)),
-        _product(with_momentum, rates, momenta[momenta > 0]),
-    ]
-    tau, rounds, rate, momentum = np.concatenate(tables, axis=1)
-    return Schedule(tau=tau, rounds=rounds, learning_rate=rate, momentum=momentum)
-
-
-def _product(pairs: NDArray[np.int64], rates: Array, momenta: Array) -> Array:
-    pair, rate, momentum = np.meshgrid(
-        np.arange(len(pairs)), rates, momenta, indexing="ij"
-    )
-    tau, rounds = pairs[pair.ravel()].T.astype(np.float64)
-    return np.stack([tau, rounds, rate.ravel(), momentum.ravel()])
-
-
-def _parts(
-    setting: Setting, schedule: Schedule, response: Response, option: Candidates
-) -> tuple[dict[str, Array], Bools]:
-    """Return the predicted loss in parts, and for which candidates drift is controlled.
-
-    All have the shape (candidates, weightings).
-    """
-    unlike = setting.problem["dissimilarity"] ** 2
-    weighting, lap = option.weighting, option.blocks
-    noise_steps = lap * np.ceil(schedule.tau * schedule.rounds / lap)
-    ones = np.ones(len(weighting.kappa))
-    remaining = response.remaining[:, None] * ones
-    off_target = _OFF_TARGET * unlike * response.moved[:, None]
-    parts = {
-        "progress not made": (1 + _SLOWER * min(unlike, 1.0)) * remaining,
-        "privacy noise": (response.noise * noise_steps)[:, None] * weighting.noise,
-        "batch sampling": response.sampling[:, None] * weighting.sampling,
-        "drift of local steps": _DRIFT * unlike * response.drift[:, None] * ones,
-        "weights off target": off_target * weighting.bias,
-    }
-    drift = parts["drift of local steps"]
-    saved = drift - _DRIFT * unlike * response.controlled[:, None]
-    controlled = saved > _WORTH_CONTROL * np.sum(list(parts.values()), axis=0)
-    controlled &= setting.drift_control
-    parts["drift of local steps"] = np.where(controlled, drift - saved, drift)
-    return parts, controlled
 
 
 def _turns(option: Candidates, chosen: Found) -> str:
@@ -320,7 +228,7 @@ def _reasons(
         > setting.problem["initial_gap"] * setting.problem["learnable_share"]
     ):
         yield "that is no better than not training at all: raise epsilon"
-    limit = _largest_rate(setting, spectrum)
+    limit = stable_rate(setting, spectrum)
     if setting.learning_rate is not None:
         above = f", above {limit:.3g}: local steps may not be stable"
         yield (

@@ -11,7 +11,12 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array
 from fedbudget.planning.affordable import affordable_pairs, longest_tau, max_rounds
 from fedbudget.planning.choices import Setting, unit_multiplier
-from fedbudget.planning.joint import _candidates, _combine, _largest_rate, _parts
+from fedbudget.planning.scoring import (
+    candidates_of,
+    combinations,
+    predicted_parts,
+    stable_rate,
+)
 from fedbudget.planning.spectral import Spectrum, respond
 from fedbudget.privacy import accountant_named
 from fedbudget.problem import Counts, Problem
@@ -47,15 +52,15 @@ def predicted_losses(
         )
         for epsilon in epsilons
     ]
-    options = [_candidates(setting, batch) for setting in settings]
-    rates = _RATES * _largest_rate(settings[0], spectrum)
+    options = [candidates_of(setting, batch) for setting in settings]
+    rates = _RATES * stable_rate(settings[0], spectrum)
     loss = np.empty((len(epsilons), len(costs)))
     for j, cost in enumerate(costs):
         budget = Budget(epsilon=epsilons[0], delta=delta, cost=cost)
-        schedule = _combine(_pairs(budget, prices, batch), rates, _MOMENTA)
+        schedule = combinations(_pairs(budget, prices, batch), rates, _MOMENTA)
         response = respond(spectrum, schedule, variance=problem["gradient_variance"])
         for i, option in enumerate(options):
-            parts, _ = _parts(settings[i], schedule, response, option)
+            parts, _ = predicted_parts(settings[i], schedule, response, option)
             loss[i, j] = np.nanmin(np.sum(list(parts.values()), axis=0))
     # A larger budget allows all that a smaller one does, but the pairs tried differ.
     return np.minimum.accumulate(np.minimum.accumulate(loss, axis=0), axis=1)
