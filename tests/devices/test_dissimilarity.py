@@ -8,8 +8,10 @@ import pytest
 import fedbudget as fb
 from fedbudget.devices import dissimilarity
 from fedbudget.devices.dissimilarity import (
+    charge_query,
     estimate,
     measure_dissimilarity,
+    plan_with_query,
     query_cost,
 )
 from fedbudget.privacy import GDP
@@ -73,3 +75,22 @@ def test_replacing_a_sample_moves_the_answer_by_no_more_than_its_noise_hides() -
     other = replace(data, train=replace(data.train, x=x))
     moved = np.linalg.norm(dissimilarity._gradient(other, problem, 0) - before)
     assert 0 < moved <= 2 * problem["lipschitz"] / 16
+
+
+def test_a_query_and_its_plan_fit_both_budgets_together() -> None:
+    data = small_data(devices=4, rows=200)
+    problem, plan = plan_with_query(
+        data, data.problem(), BUDGET, PRICES, seed=0, weights="uniform"
+    )
+    assert problem.constants["dissimilarity"].source == "measured privately"
+    devices = fb.SimulatedDevices(data, budget=BUDGET, prices=PRICES)
+    charge_query(devices.ledger, problem, PRICES)
+    assert (devices.ledger.epsilon == 0).all()
+    run = fb.train(plan, devices)
+    assert run.rounds[-1]["cost"] == plan.cost.tolist()
+    assert run.rounds[-1]["answered"] == 4
+    assert (plan.cost <= 1000).all()
+    assert np.asarray(run.rounds[-1]["epsilon"]) == pytest.approx(plan.epsilon)
+    with pytest.raises(fb.InvalidInputError, match="cost"):
+        poor = replace(BUDGET, cost=100)
+        plan_with_query(data, data.problem(), poor, PRICES, seed=0)

@@ -23,9 +23,8 @@ from fedbudget.cli.output import (
     telling_of_compilation,
 )
 from fedbudget.cli.sources import about, data_options, limits, read_data, source_of
-from fedbudget.devices.dissimilarity import measure_dissimilarity, query_cost
+from fedbudget.devices.dissimilarity import charge_query, plan_with_query
 from fedbudget.errors import NotPrivateWarning
-from fedbudget.ledger import Charge
 from fedbudget.privacy import rounded_up
 from fedbudget.record import largest
 from fedbudget.trackers import Tracker, tracker
@@ -100,17 +99,14 @@ def train(
         dataset = read_data(question)
         source = source_of(dataset, question)
         budget, prices = limits(question, source, budget)
-        rest = budget
+        asked = source.problem, budget, prices
         if measure:
-            query = query_cost(source.problem, prices)
-            rest = replace(budget, cost=np.asarray(budget.cost) - query)
-            problem = measure_dissimilarity(
-                dataset, source.problem, budget, seed=question.seed
+            problem, chosen = plan_with_query(
+                dataset, *asked, seed=question.seed, **question.how
             )
             source = replace(source, problem=problem)
-        chosen = fedbudget.plan(source.problem, rest, prices, **question.how)
-        if measure:  # as its epsilon does, a plan's cost holds what was spent before
-            chosen = replace(chosen, cost=chosen.cost + query)
+        else:
+            chosen = fedbudget.plan(*asked, **question.how)
     if no_privacy:
         warnings.warn(
             "--no-privacy adds no noise: the model may give away the rows it was "
@@ -127,8 +123,7 @@ def train(
         participation=participation,
     )
     if measure and not no_privacy:
-        # Its privacy goes with the plan, as what was spent before: here, its price.
-        devices.ledger.charge(Charge(steps=1, noise_multiplier=np.inf, cost=query))
+        charge_query(devices.ledger, source.problem, prices)
     record = None
     if out is not None:
         settings = {

@@ -8,7 +8,9 @@ one: the `dissimilarity` that planners ask for. What the noise adds to both is k
 and is taken off.
 """
 
+from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array, within
 from fedbudget.data import Dataset
 from fedbudget.devices.local import data_gradient
+from fedbudget.ledger import Charge, Ledger
+from fedbudget.planning import Plan, plan
 from fedbudget.privacy import GDP
 from fedbudget.problem import Constant, Problem
 
@@ -35,8 +39,9 @@ def measure_dissimilarity(
 
     The new problem carries what that cost (`Problem.prior_mu`): a plan for it spends
     the rest, and the devices' ledgers are told. It takes one step and one upload, which
-    `query_cost` prices. To measure again, start from what this returned: a plan knows
-    only of the measurements of its own problem, and ledgers add up those of all plans.
+    `query_cost` prices; `plan_with_query` sees to both. To measure again, start from
+    what this returned: a plan knows only of the measurements of its own problem, and
+    ledgers add up those of all plans.
 
     Args:
         data: The rows of every device.
@@ -71,6 +76,44 @@ def query_cost(problem: Problem, prices: Prices) -> Array:
     """Return what the query costs each device: one round of one step on all rows."""
     one = prices.run_cost(rounds=1, tau=1, batch_size=problem.num_samples)
     return np.broadcast_to(one, (problem.num_devices,))
+
+
+def plan_with_query(
+    data: Dataset,
+    problem: Problem,
+    budget: Budget,
+    prices: Prices,
+    *,
+    seed: int | None = None,
+    **how: Any,
+) -> tuple[Problem, Plan]:
+    """Measure the dissimilarity, and plan with what that leaves of both budgets.
+
+    As its epsilons do, the plan's costs hold what was spent before. Devices that are to
+    carry it out are told of that by `charge_query`.
+
+    Args:
+        data: The rows of every device.
+        problem: To be planned for.
+        budget: Of every device, for the query and the plan.
+        prices: What devices pay.
+        seed: Of the query's noise; without one, drawn afresh.
+        how: For `plan`.
+
+    Returns:
+        The problem with what was measured, and the plan.
+    """
+    query = query_cost(problem, prices)
+    rest = replace(budget, cost=np.asarray(budget.cost) - query)
+    problem = measure_dissimilarity(data, problem, budget, seed=seed)
+    chosen = plan(problem, rest, prices, **how)
+    return problem, replace(chosen, cost=chosen.cost + query)
+
+
+def charge_query(ledger: Ledger, problem: Problem, prices: Prices) -> None:
+    """Charge the price of the query; its privacy goes with the plan."""
+    cost = query_cost(problem, prices)
+    ledger.charge(Charge(steps=1, noise_multiplier=np.inf, cost=cost))
 
 
 def estimate(gradients: Array, std: Array) -> float:
