@@ -17,6 +17,7 @@ from fedbudget.devices.dissimilarity import measure_dissimilarity
 from fedbudget.devices.local import Batch, local_steps, weighted_mean
 from fedbudget.privacy import GDP
 from fedbudget.training import Order, Replies, Server
+from tests.examples import honest
 
 PRICES = fb.Prices(communication=100, computation=1)
 BUDGET = fb.Budget(epsilon=4.0, delta=1e-4, cost=1000)
@@ -69,15 +70,15 @@ class Scripted:
             refused={} if theta is not None else {0: "asleep"},
         )
 
-    def catch_up(self, plan: fb.Plan, rounds: int) -> None:
-        self.caught_up = rounds
+    def catch_up(self, order: Order) -> None:
+        self.caught_up = order.number - 1
 
     def measure(self, theta: np.ndarray) -> dict[str, float]:
         return {"train_loss": float(theta[0])}
 
 
 def changed(**values: Any) -> fb.Plan:
-    return replace(PLAN, **values)
+    return honest(PLAN, **values)
 
 
 def test_the_release_is_the_last_average() -> None:

@@ -22,6 +22,8 @@ def numbers(name: str, value: ArrayLike) -> float | Array:
     """Return a number as a float, and a sequence as a read-only float64 array."""
     try:
         array = np.array(value, dtype=np.float64)
+        if np.asarray(value).dtype.kind not in "fiuO":  # a text may look like a number
+            raise TypeError
     except (TypeError, ValueError):
         raise InvalidInputError(
             f"{name} must be a number, or one number per device, got {value!r}"
@@ -59,6 +61,14 @@ def within(
             f"{name} must be {_limits(above, least, below, most)}, "
             f"got {_first(array, ~inside)}" + (f": {remedy}" if remedy else "")
         )
+    return checked
+
+
+def number(name: str, value: Any, **limits: float) -> float:
+    """Return the value as a float if it is one number inside the limits of `within`."""
+    checked = within(name, value, **limits)
+    if not isinstance(checked, float):
+        raise InvalidInputError(f"{name} must be one number, got {value!r}")
     return checked
 
 
