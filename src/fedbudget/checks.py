@@ -21,9 +21,12 @@ def floats(value: ArrayLike) -> Array:
 def numbers(name: str, value: ArrayLike) -> float | Array:
     """Return a number as a float, and a sequence as a read-only float64 array."""
     try:
-        array = np.array(value, dtype=np.float64)
-        if np.asarray(value).dtype.kind not in "fiuO":  # a text may look like a number
+        given = np.asarray(value)
+        # A text may look like a number, and truth like 1: neither was meant as one.
+        loose = given.flat if given.dtype == "O" else ()
+        if given.dtype.kind in "USb" or any(map(_is_no_number, loose)):
             raise TypeError
+        array = np.array(given, dtype=np.float64)
     except (TypeError, ValueError):
         raise InvalidInputError(
             f"{name} must be a number, or one number per device, got {value!r}"
@@ -106,6 +109,10 @@ def per_device(name: str, value: PerDevice, num_devices: int) -> Array:
             "give one number, or one per device"
         )
     return np.broadcast_to(array, (num_devices,))
+
+
+def _is_no_number(value: object) -> bool:
+    return isinstance(value, str | bytes | bool)
 
 
 def _limits(above: float, least: float, below: float, most: float) -> str:
