@@ -16,7 +16,8 @@ import fedbudget as fb
 from fedbudget.devices.dissimilarity import measure_dissimilarity
 from fedbudget.devices.local import Batch, local_steps, weighted_mean
 from fedbudget.privacy import GDP
-from fedbudget.training import Order, Replies, Server
+from fedbudget.server import Server
+from fedbudget.training import Order, Replies
 from tests import examples
 from tests.examples import honest
 

@@ -78,7 +78,7 @@ class SimulatedDevices:
         train, checksum = self.data.train, 0
         x = [train.x] if isinstance(train.x, np.ndarray) else _arrays_of(train.x)
         for array in (*x, train.y, train.offsets):
-            checksum = crc32(np.ascontiguousarray(array), checksum)
+            checksum = crc32(np.ascontiguousarray(array).data, checksum)
         known = {"seed": self.seed, "participation": self.participation}
         return known | {"rows": f"{checksum:08x}"}
 
