@@ -299,7 +299,7 @@ class DevicesContract:
         run(dead, plan, 1, 2)
         devices = make(DATA, budget=LARGE, prices=PRICES, after=dead)
         devices.check(plan)
-        devices.catch_up(plan, 2)
+        devices.catch_up(Order(number=3, theta=np.zeros(DIM), plan=plan))
         rest = run(devices, plan, 3, 4)
         for ours, expected in zip(rest, whole[2:], strict=True):
             assert ours.epsilon == pytest.approx(expected.epsilon, rel=1e-12)
@@ -325,7 +325,7 @@ class DevicesContract:
         before = run(dead, plan, 1, 3)[-1]
         devices = make(DATA, budget=LARGE, prices=PRICES, after=dead)
         devices.check(plan)
-        devices.catch_up(plan, 3)
+        devices.catch_up(Order(number=4, theta=np.zeros(DIM), plan=plan))
         rest = run(devices, plan, 4, 5, after=before)
         expected = controlled(DATA, plan, np.full(DIM, 0.1))[3:]
         for ours, theta in zip(rest, expected, strict=True):

@@ -1,9 +1,23 @@
 """Small data sets that tests of several modules share."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from fedbudget.data import Dataset
 from fedbudget.data.dataset import split_rows
+from fedbudget.planning import Plan
+from fedbudget.privacy import accountant_named
+
+
+def honest(plan: Plan, **values: Any) -> Plan:
+    """Change a plan, and raise its epsilons to what it then spends."""
+    plan = replace(plan, **values)
+    spent = accountant_named(plan.accountant).epsilon(
+        plan.gradients, delta=plan.delta, prior_mu=plan.prior_mu
+    )
+    return replace(plan, epsilon=np.maximum(plan.epsilon, spent))
 
 
 def small_data(

@@ -1,12 +1,14 @@
 """The other answers: what they know, what they promise, what they measure."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedbudget import baselines
 from fedbudget.data import Part
+from fedbudget.errors import InvalidInputError
 from fedbudget.fitting import fit
 from fedbudget.privacy import GDP
 from tests.examples import small_data
@@ -103,6 +105,22 @@ def test_the_noise_of_one_shot_keeps_its_epsilon(
     mu = float(GDP.mu_from_epsilon(1.0, 1e-4))
     assert std == pytest.approx(2 / (80 * strengths[0]) / mu, rel=0.2)
     assert baselines.one_shot(data).epsilon is None
+
+
+@pytest.mark.parametrize(
+    "budget, message",
+    [
+        ({"epsilon": -1.0}, "epsilon must be above 0"),
+        ({"epsilon": np.nan}, "epsilon must be above 0"),
+        ({"epsilon": 1.0, "delta": 0.0}, "delta must be at least"),
+        ({"epsilon": 1.0, "delta": 2.0}, "delta must be at least .* below 1"),
+    ],
+)
+def test_one_shot_refuses_what_is_no_budget(
+    budget: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        baselines.one_shot(DATA, **budget)
 
 
 def test_regression_has_losses_but_no_accuracy() -> None:

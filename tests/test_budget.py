@@ -1,5 +1,7 @@
 """Budgets and prices."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -80,3 +82,9 @@ def test_max_rounds_is_the_largest_affordable(
 def test_free_rounds_have_no_limit() -> None:
     prices = Prices(communication=0, computation=0)
     assert prices.max_rounds(1.0, tau=1, batch_size=1) == np.inf
+
+
+@pytest.mark.parametrize("epsilon", ["5", ["5", "6"], [None, "5"], True, b"5"])
+def test_what_only_looks_like_a_number_is_refused(epsilon: Any) -> None:
+    with pytest.raises(InvalidInputError, match="epsilon must be a number"):
+        Budget(epsilon=epsilon, cost=1000)

@@ -10,7 +10,7 @@ import fedbudget
 LAYERS = (
     {"errors", "checks"},
     {"privacy", "budget", "models"},
-    {"data", "fitting", "problem", "ledger", "record"},
+    {"data", "fitting", "problem", "ledger", "record", "server"},
     {"planning"},
     {"training"},
     {"baselines", "devices", "fleet", "replanning", "reporting"},

@@ -1,5 +1,7 @@
 """The ledger: charges what fits, refuses what does not, counts like an accountant."""
 
+from dataclasses import replace
+
 import dp_accounting
 import numpy as np
 import pytest
@@ -229,3 +231,14 @@ def test_what_was_measured_before_is_counted_by_its_names(
         ledger.count_prior(spent**0.5, names)
     exact = GDP.epsilon_from_mu(mu_squared**0.5, 1e-4)
     assert ledger.epsilon == pytest.approx([float(exact)] * 2)
+
+
+def test_a_budget_too_small_for_any_noise_pays_for_nothing() -> None:
+    budget = fb.Budget(epsilon=1e-14, delta=1e-25, cost=1e9)
+    ledger = fb.Ledger(budget, num_devices=1)
+    assert not ledger.charge(fb.Charge(steps=1, noise_multiplier=1.0, cost=1)).any()
+    assert ledger.epsilon.tolist() == [0.0]
+    problem = fb.Problem(num_samples=[100], dim=3)
+    prices = fb.Prices(communication=100, computation=1)
+    with pytest.raises(fb.InfeasibleBudgetError, match="too small for any noise"):
+        fb.plan(problem, replace(budget, cost=1000), prices)

@@ -7,7 +7,7 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from fedbudget.errors import InvalidInputError
 from fedbudget.privacy import (
@@ -32,8 +32,8 @@ EPSILONS = st.floats(1e-3, 50)
 DELTAS = st.floats(1e-12, 0.1)
 
 
-def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
-    with mpmath.workdps(60):
+def exact_delta(mu: float, epsilon: float, digits: int = 60) -> mpmath.mpf:
+    with mpmath.workdps(digits):
         m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
         tail = mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
         return mpmath.ncdf(m / 2 - e / m) - tail
@@ -72,6 +72,16 @@ def test_mu_is_the_largest_private_one(epsilon: float, delta: float) -> None:
     mu = float(mu_from_epsilon(epsilon, delta))
     assert exact_delta(mu, epsilon) <= delta
     assert exact_delta(mu * (1 + 1e-6), epsilon) > delta
+
+
+@given(epsilon=st.floats(1e-300, 1e-8), delta=st.floats(1e-100, 1e-8))
+@example(epsilon=1e-14, delta=1e-25)  # these gave a negative mu,
+@example(epsilon=1e-17, delta=1e-50)  # and this one did not come back
+def test_mu_of_a_tiny_budget_is_safe_or_zero(epsilon: float, delta: float) -> None:
+    mu = float(mu_from_epsilon(epsilon, delta))
+    assert mu >= 0
+    with mpmath.workdps(400):
+        assert mu == 0 or exact_delta(mu, epsilon, digits=400) <= mpmath.mpf(delta)
 
 
 @given(mu=st.floats(1e-3, 50), delta=st.floats(1e-10, 0.5))

@@ -177,3 +177,35 @@ def test_what_was_spent_is_read_at_the_delta_it_was_counted_at() -> None:
         fb.train(rest, devices, after=run)
         assert (devices.ledger.epsilon_at(then) <= 3.0).all()
         assert (rest.delta == then).all()
+
+
+def test_another_problem_or_a_device_that_is_not_there_is_refused() -> None:
+    plan = fb.plan(PROBLEM, BUDGET, PRICES)
+    run = charged(plan, Ledger(BUDGET, num_devices=4), 2, PRICES)
+    for gone in ([99], [-1], ["a"], [1.5]):
+        with pytest.raises(fb.InvalidInputError, match="gone must be"):
+            fb.replan(run, PROBLEM, BUDGET, PRICES, gone=gone)  # type: ignore[arg-type]
+    two = fb.Budget(epsilon=4, cost=1000)
+    for other in (
+        fb.Problem(num_samples=PROBLEM.num_samples[:2], dim=PROBLEM.dim),
+        fb.Problem(num_samples=PROBLEM.num_samples, dim=9),
+        fb.Problem(num_samples=PROBLEM.num_samples, dim=PROBLEM.dim, loss="hinge"),
+    ):
+        with pytest.raises(fb.InvalidInputError, match="give the problem that the run"):
+            fb.replan(run, other, two, PRICES)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_what_cannot_be_planned_again_is_refused_before_the_first_round(
+    sampled: bool,
+) -> None:
+    if sampled:
+        plan = fb.plan(PROBLEM, BUDGET, PRICES, accountant="pld", batch_size=20)
+        message = "Poisson-sampled"
+    else:
+        plan = fb.plan(PROBLEM, BUDGET, PRICES).without_privacy()
+        message = "without privacy"
+    devices = Leaving(DATA, seed=1)
+    with pytest.raises(fb.InvalidInputError, match=message):
+        fb.train_replanning(plan, devices, PROBLEM, BUDGET, PRICES)
+    assert devices.ledger.cost.tolist() == [0.0] * 4

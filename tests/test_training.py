@@ -16,7 +16,10 @@ import fedbudget as fb
 from fedbudget.devices.dissimilarity import measure_dissimilarity
 from fedbudget.devices.local import Batch, local_steps, weighted_mean
 from fedbudget.privacy import GDP
-from fedbudget.training import Order, Replies, Server
+from fedbudget.server import Server
+from fedbudget.training import Order, Replies
+from tests import examples
+from tests.examples import honest
 
 PRICES = fb.Prices(communication=100, computation=1)
 BUDGET = fb.Budget(epsilon=4.0, delta=1e-4, cost=1000)
@@ -69,15 +72,15 @@ class Scripted:
             refused={} if theta is not None else {0: "asleep"},
         )
 
-    def catch_up(self, plan: fb.Plan, rounds: int) -> None:
-        self.caught_up = rounds
+    def catch_up(self, order: Order) -> None:
+        self.caught_up = order.number - 1
 
     def measure(self, theta: np.ndarray) -> dict[str, float]:
         return {"train_loss": float(theta[0])}
 
 
 def changed(**values: Any) -> fb.Plan:
-    return replace(PLAN, **values)
+    return honest(PLAN, **values)
 
 
 def test_the_release_is_the_last_average() -> None:
@@ -299,7 +302,169 @@ def test_a_plan_for_other_data_is_refused(plan: Any, message: str) -> None:
         fb.train(plan(), fb.SimulatedDevices(DATA))
 
 
+class TestInterrupted:
+    """Runs that stop half-way: what goes on, what is charged, what is refused."""
+
+    def cut(self, folder: Path, devices: fb.SimulatedDevices, **how: Any) -> None:
+        def stop(row: dict[str, Any]) -> None:
+            if row["round"] == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fb.train(PLAN, devices, record=folder, on_round=stop, **how)
+
+    def test_a_run_after_a_resumed_one_draws_noise_of_its_own(
+        self, tmp_path: Path
+    ) -> None:
+        self.cut(tmp_path / "run", fb.SimulatedDevices(DATA))
+        devices = fb.SimulatedDevices(DATA)
+        first = fb.train(PLAN, devices, record=tmp_path / "run")
+        second = fb.train(PLAN, devices)
+        straight = fb.SimulatedDevices(DATA)
+        assert np.array_equal(first.theta, fb.train(PLAN, straight).theta)
+        assert np.array_equal(second.theta, fb.train(PLAN, straight).theta)
+        assert not np.array_equal(first.theta, second.theta)
+
+    def test_a_second_run_is_resumed_with_its_own_noise(self, tmp_path: Path) -> None:
+        straight = fb.SimulatedDevices(DATA)
+        second = [fb.train(PLAN, straight) for _ in range(2)][1]
+        devices = fb.SimulatedDevices(DATA)
+        fb.train(PLAN, devices)
+        self.cut(tmp_path / "run", devices)
+        resumed = fb.train(PLAN, fb.SimulatedDevices(DATA), record=tmp_path / "run")
+        assert np.array_equal(resumed.theta, second.theta)
+
+    def test_resumed_by_the_same_devices_no_round_is_charged_twice(
+        self, tmp_path: Path
+    ) -> None:
+        devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES)
+        self.cut(tmp_path / "run", devices)
+        run = fb.train(PLAN, devices, record=tmp_path / "run")
+        assert devices.ledger.epsilon == pytest.approx(PLAN.epsilon)
+        assert devices.ledger.cost == pytest.approx(PLAN.cost)
+        straight = fb.train(PLAN, fb.SimulatedDevices(DATA))
+        assert np.array_equal(run.theta, straight.theta)
+
+    @pytest.mark.parametrize(
+        "other, how, message",
+        [
+            ({"seed": 1}, {}, "a run with seed 0, not 1"),
+            ({"participation": 0.9}, {}, "a run with participation 1.0, not 0.9"),
+            ({}, {"tail_average": 0.5}, "a run with tail_average 0.0, not 0.5"),
+            ({"data": small_data(seed=1)}, {}, "training rows|another plan|rows"),
+        ],
+    )
+    def test_what_a_run_depends_on_must_be_the_same(
+        self, tmp_path: Path, other: dict[str, Any], how: dict[str, Any], message: str
+    ) -> None:
+        self.cut(tmp_path / "run", fb.SimulatedDevices(DATA))
+        devices = fb.SimulatedDevices(**{"data": DATA} | other)
+        with pytest.raises((fb.RecordError, fb.InvalidInputError), match=message):
+            fb.train(PLAN, devices, record=tmp_path / "run", **how)
+
+    def test_other_rows_of_the_same_sizes_are_other_data(self, tmp_path: Path) -> None:
+        self.cut(tmp_path / "run", fb.SimulatedDevices(DATA))
+        turned = replace(DATA, train=replace(DATA.train, y=1 - DATA.train.y))
+        with pytest.raises(fb.RecordError, match="a run with rows"):
+            fb.train(PLAN, fb.SimulatedDevices(turned), record=tmp_path / "run")
+
+    def test_a_run_that_goes_on_from_another_is_resumed_or_refused(
+        self, tmp_path: Path
+    ) -> None:
+        plan = changed(momentum=0.0)
+        straight = fb.SimulatedDevices(DATA)
+        first = fb.train(plan, straight)
+        whole = fb.train(PLAN, straight, after=first)
+        devices = fb.SimulatedDevices(DATA)
+        fb.train(plan, devices)
+        self.cut(tmp_path / "run", devices, after=first)
+        with pytest.raises(fb.InvalidInputError, match="have taken 0,"):
+            fb.train(
+                PLAN, fb.SimulatedDevices(DATA), after=first, record=tmp_path / "run"
+            )
+        with pytest.raises(fb.RecordError, match=r"with steps_before \d+, not 0"):
+            fb.train(PLAN, fb.SimulatedDevices(DATA), record=tmp_path / "run")
+        again = fb.SimulatedDevices(DATA)
+        fb.train(plan, again)  # the first part, once more: the same numbers
+        rest = fb.train(PLAN, again, after=first, record=tmp_path / "run")
+        assert np.array_equal(rest.theta, whole.theta)
+        assert rest.rounds == whole.rounds
+        assert np.array_equal(again.ledger.epsilon, straight.ledger.epsilon)
+
+
+def test_two_ways_to_go_on_from_one_run_draw_different_noise() -> None:
+    one = changed(tau=1, rounds=1, momentum=0.0, learning_rate=1.0, last_round=None)
+    devices = fb.SimulatedDevices(DATA)
+    run = fb.train(one, devices)
+    near = fb.train(one, devices, after=run).theta - run.theta
+    far = fb.train(replace(one, learning_rate=2.0), devices, after=run)
+    # With the same noise, the second would go twice as far in the same direction.
+    assert not np.allclose(2 * near, far.theta - run.theta, atol=1e-4)
+
+
+def test_going_on_with_devices_that_did_not_run_the_first_part_is_refused(
+    tmp_path: Path,
+) -> None:
+    run = fb.train(PLAN, fb.SimulatedDevices(DATA))
+    with pytest.raises(fb.InvalidInputError, match="pass the devices that ran it"):
+        fb.train(
+            PLAN, fb.SimulatedDevices(DATA), after=run, record=tmp_path / "not begun"
+        )
+    assert not (tmp_path / "not begun").exists()
+
+
+def test_a_plan_that_promises_more_than_its_noise_keeps_is_refused() -> None:
+    loud = replace(PLAN, noise_std=PLAN.noise_std / 20)
+    with pytest.raises(fb.InvalidInputError, match="as this plan claims: plan again"):
+        fb.train(loud, fb.SimulatedDevices(DATA))
+    with pytest.raises(fb.InvalidInputError, match="as this plan claims: plan again"):
+        fb.sweep(DATA, [PLAN, loud], seeds=[0])
+
+
+def test_of_many_devices_every_ones_spending_is_kept(tmp_path: Path) -> None:
+    data = examples.small_data(devices=101, rows=12)
+    epsilon = np.where(np.arange(101) < 5, 10.0, 1.0)
+    budget = fb.Budget(epsilon=epsilon, cost=1000)
+    plan = fb.plan(data.problem(), budget, PRICES, weights="uniform")
+    devices = fb.SimulatedDevices(data, budget=budget, prices=PRICES)
+    run = fb.train(
+        plan, devices, record=tmp_path / "run", stop=lambda row: row["round"] == 2
+    )
+    assert isinstance(run.rounds[-1]["epsilon"], dict)
+    assert run.spent_epsilon == pytest.approx(devices.ledger.epsilon)
+    assert run.spent_cost == pytest.approx(devices.ledger.cost)
+    for name in ("state.npz", "model.npz"):
+        with np.load(tmp_path / "run" / name) as file:
+            assert file["epsilon"].tolist() == devices.ledger.epsilon.tolist()
+            assert file["cost"].tolist() == devices.ledger.cost.tolist()
+    rest = fb.replan(run, data.problem(), budget, PRICES, weights="uniform")
+    assert (rest.weights > 0).all()  # the poorest have budget left, too
+
+
+@pytest.mark.parametrize("rate, message", [(1e30, "long, above 1e"), (1e39, "finite")])
+def test_a_run_that_diverges_is_stopped_and_keeps_its_record(
+    rate: float, message: str, tmp_path: Path
+) -> None:
+    with np.errstate(over="ignore"):
+        with pytest.raises(fb.TrainingError, match=f"{message}.* after round 1: lower"):
+            fb.train(
+                changed(learning_rate=rate),
+                fb.SimulatedDevices(DATA),
+                record=tmp_path / "run",
+            )
+    assert (tmp_path / "run" / "plan.json").exists()
+    assert not (tmp_path / "run" / "model.npz").exists()
+
+
 def test_bad_arguments_are_refused() -> None:
+    devices = fb.SimulatedDevices(DATA)
+    with pytest.raises(fb.InvalidInputError, match="tail_average must be one number"):
+        fb.train(PLAN, devices, tail_average=[0.1, 0.2])  # type: ignore[arg-type]
+    with pytest.raises(fb.InvalidInputError, match="after must be a Run"):
+        fb.train(PLAN, devices, after=PLAN)  # type: ignore[arg-type]
+    two = fb.Prices(communication=[1, 2], computation=1)
+    with pytest.raises(fb.InvalidInputError, match=r"prices\.communication has 2 val"):
+        fb.SimulatedDevices(DATA, prices=two)
     with pytest.raises(fb.InvalidInputError, match="tail_average must be at least 0"):
         fb.train(PLAN, fb.SimulatedDevices(DATA), tail_average=2)
     with pytest.raises(fb.InvalidInputError, match="participation must be above 0"):
@@ -314,7 +479,7 @@ def test_bad_arguments_are_refused() -> None:
 
 SCRIPT = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {root!r}]
 from test_training import DATA, changed
 import fedbudget as fb
 
@@ -324,7 +489,8 @@ fb.train(plan, fb.SimulatedDevices(DATA, seed=1), record=sys.argv[1], tail_avera
 
 
 def test_a_run_killed_at_any_moment_ends_with_the_same_numbers(tmp_path: Path) -> None:
-    script = SCRIPT.format(tests=str(Path(__file__).parent))
+    here = Path(__file__).parent
+    script = SCRIPT.format(tests=str(here), root=str(here.parent))
 
     def start(folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -139,7 +139,8 @@ def one_shot(
     if epsilon is None:
         thetas = local_only(data, loss=loss).theta
         return _baseline("one shot", data, model, weights @ thetas, epsilon=None)
-    mu = float(GDP.mu_from_epsilon(epsilon, delta))
+    budget = Budget(epsilon=epsilon, delta=delta, cost=1.0)  # of which nothing is spent
+    mu = float(GDP.mu_from_epsilon(budget.epsilon, budget.delta))
     strength = _planned_strength(data, model, weights, mu)
     with one_thread():
         thetas = np.array(

@@ -21,7 +21,12 @@ def floats(value: ArrayLike) -> Array:
 def numbers(name: str, value: ArrayLike) -> float | Array:
     """Return a number as a float, and a sequence as a read-only float64 array."""
     try:
-        array = np.array(value, dtype=np.float64)
+        given = np.asarray(value)
+        # A text may look like a number, and truth like 1: neither was meant as one.
+        loose = given.flat if given.dtype == "O" else ()
+        if given.dtype.kind in "USb" or any(map(_is_no_number, loose)):
+            raise TypeError
+        array = np.array(given, dtype=np.float64)
     except (TypeError, ValueError):
         raise InvalidInputError(
             f"{name} must be a number, or one number per device, got {value!r}"
@@ -62,6 +67,14 @@ def within(
     return checked
 
 
+def number(name: str, value: Any, **limits: Any) -> float:
+    """Return the value as a float if it is one number inside the limits of `within`."""
+    checked = within(name, value, **limits)
+    if not isinstance(checked, float):
+        raise InvalidInputError(f"{name} must be one number, got {value!r}")
+    return checked
+
+
 def whole(name: str, value: Any, *, least: int = 1, most: int = 2**53) -> int:
     """Return the value as an int if it is a whole number inside the limits."""
     try:
@@ -96,6 +109,10 @@ def per_device(name: str, value: PerDevice, num_devices: int) -> Array:
             "give one number, or one per device"
         )
     return np.broadcast_to(array, (num_devices,))
+
+
+def _is_no_number(value: object) -> bool:
+    return isinstance(value, str | bytes | bool)
 
 
 def _limits(above: float, least: float, below: float, most: float) -> str:

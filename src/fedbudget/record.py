@@ -3,8 +3,13 @@
     plan.json      the plan
     about.json     who ran what: versions, seed, data, privacy statement
     rounds.jsonl   one row per round
-    state.npz      the server's state after the last complete round
-    model.npz      the released model; its presence says that the run is finished
+    state.npz      the server's state after the last complete round, and what each
+                   device has spent by then (epsilon, cost)
+    model.npz      the released model (theta), and what each device has spent (epsilon,
+                   cost); its presence says that the run is finished
+
+A row tells what each device has spent as well, but of more than 100 devices only the
+least, the median and the most.
 
 Losses and accuracies stand under "not_private" in a row: they were read off private
 rows for the reader of a simulation, and no guarantee covers them.
@@ -46,14 +51,21 @@ class Record:
         self._about = dict(about or {})
 
     def open(
-        self, plan: dict[str, Any]
+        self, plan: dict[str, Any], *, same: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[Any]] | None, list[dict[str, Any]]]:
         """Start a folder, or return the state and the rows of an interrupted run.
+
+        Args:
+            plan: Of the run, as plain values.
+            same: What else the numbers of the run depend on, such as its seed. It is
+                written down with what the record is `about`; a run that goes on must
+                have the same.
 
         Raises:
             RecordError: The folder holds a finished run, another plan, another seed or
                 something else altogether. Nothing in it is changed.
         """
+        self._about |= same or {}
         about = {**self._about, "privacy": plan["privacy"], "versions": versions()}
         with refusing(self.path, _RESUME):
             there = set(os.listdir(self.path)) if self.path.exists() else set()
@@ -89,9 +101,10 @@ class Record:
             os.fsync(file.fileno())
         self._save("state.npz", **state)
 
-    def finish(self, theta: NDArray[Any]) -> None:
-        """Write the released model: the run is over."""
-        self._save("model.npz", theta=theta)
+    def finish(self, theta: NDArray[Any], **spent: NDArray[Any] | None) -> None:
+        """Write the released model and what each device spent: the run is over."""
+        known = {name: each for name, each in spent.items() if each is not None}
+        self._save("model.npz", theta=theta, **known)
 
     def _check_same(self, plan: dict[str, Any]) -> None:
         if (self.path / "model.npz").exists():

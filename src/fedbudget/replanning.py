@@ -8,7 +8,7 @@ composition: Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023). The de
 own ledgers add up all runs, and refuse what would overdraw them, whatever is planned.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, PerDevice
+from fedbudget.checks import Array, PerDevice, whole
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.planning import Plan, plan
+from fedbudget.planning.plans import NOT_PRIVATE
 from fedbudget.planning.spectral import Schedule, Spectrum, respond
 from fedbudget.privacy import GDP
 from fedbudget.problem import Constant, Problem
@@ -56,17 +57,14 @@ def replan(
     Raises:
         InfeasibleBudgetError: No device is left that can pay for a round.
     """
-    if {"accountant", "batch_size"} & set(how) or run.plan.sampling == "poisson":
-        raise InvalidInputError(
-            "replan adds up Gaussian steps on all rows: it takes no accountant and no "
-            "batch_size, and cannot go on from Poisson-sampled batches"
-        )
+    _check_can_go_on(run.plan, problem, how)
     num_devices = problem.num_devices
+    left = [whole("gone", m, least=0, most=num_devices - 1) for m in gone]
     spent_mu, spent_cost = _spent(run, num_devices)
     epsilon, delta, cost = budget.per_device(num_devices)
     here = _who_can_pay(run.plan, prices, cost - spent_cost)
     here &= GDP.mu_from_epsilon(epsilon, delta) * (1 - 1e-6) > spent_mu
-    here[list(gone)] = False
+    here[left] = False
     if not here.any():
         raise InfeasibleBudgetError(
             "no device is left that can pay for one more round: the run ends here, or "
@@ -97,6 +95,7 @@ def train_replanning(
     Returns:
         The runs, one per plan; the last one's model is the released one.
     """
+    _check_can_go_on(start, problem, {})  # now, not after the first rounds are paid for
     runs: list[Run] = []
     gone: set[int] = set()
     current: Plan | None = start
@@ -112,6 +111,27 @@ def train_replanning(
             except InfeasibleBudgetError:
                 break  # what was spent on silent devices is spent: the run ends here
     return runs
+
+
+def _check_can_go_on(before: Plan, problem: Problem, how: Mapping[str, Any]) -> None:
+    if {"accountant", "batch_size"} & set(how) or before.sampling == "poisson":
+        raise InvalidInputError(
+            "replan adds up Gaussian steps on all rows: it takes no accountant and no "
+            "batch_size, and cannot go on from Poisson-sampled batches"
+        )
+    if before.accountant == NOT_PRIVATE:
+        raise InvalidInputError(
+            "the run was without privacy: there is no budget left to plan with"
+        )
+    same = before.dim == problem.dim and before.model == problem.model
+    if not same or not np.array_equal(before.num_samples, problem.num_samples):
+        raise InvalidInputError(
+            f"the problem is for {problem.num_devices} devices with "
+            f"{int(problem.num_samples.sum())} samples of {problem.dim} columns and "
+            f"loss {problem.model.name!r}, the plan for {before.num_devices} with "
+            f"{int(before.num_samples.sum())} of {before.dim} and {before.loss!r}: "
+            "give the problem that the run was planned with"
+        )
 
 
 class _Watch:
@@ -134,7 +154,10 @@ def _spent(run: Run, num_devices: int) -> tuple[Array, Array]:
     if not run.rounds:
         return run.plan.prior_mu, np.zeros(num_devices)
     row = run.rounds[-1]
-    epsilon, cost = (_upper(row[name], num_devices) for name in ("epsilon", "cost"))
+    epsilon, cost = (
+        _upper(row[name], num_devices) if exact is None else exact
+        for name, exact in (("epsilon", run.spent_epsilon), ("cost", run.spent_cost))
+    )
     if not np.isfinite(epsilon).all():
         raise InvalidInputError(
             "the run was without privacy: there is no budget left to plan with"
@@ -146,7 +169,10 @@ def _spent(run: Run, num_devices: int) -> tuple[Array, Array]:
 
 
 def _upper(values: Any, num_devices: int) -> Array:
-    """Return one value per device from a row; of a range, the most for all."""
+    """Return one value per device from a row; of a range, the most for all.
+
+    Rows are all that is known of a run that was read from its folder.
+    """
     kept = from_row(values)
     return kept if len(kept) == num_devices else np.full(num_devices, kept.max())
 
@@ -160,12 +186,12 @@ def _rest(
     problem: Problem, run: Run, spent_mu: Array, here: NDArray[np.bool_]
 ) -> Problem:
     """Return what is left to learn, by the devices that are still here."""
-    spectrum, whole = Spectrum.of(problem), run.plan
+    spectrum, before = Spectrum.of(problem), run.plan
     schedule = Schedule(
-        tau=np.array([float(whole.tau)]),
+        tau=np.array([float(before.tau)]),
         rounds=np.array([float(max(len(run.rounds), 1))]),
-        learning_rate=np.array([whole.learning_rate]),
-        momentum=np.array([whole.momentum]),
+        learning_rate=np.array([before.learning_rate]),
+        momentum=np.array([before.momentum]),
     )
     remaining = float(respond(spectrum, schedule, variance=1.0).remaining[0])
     left = np.clip(remaining / np.sum(spectrum.count * spectrum.gap), _LEAST_LEFT, 1)
@@ -213,9 +239,9 @@ def _for_all(
     """Return the plan of those still here as one for all devices."""
 
     def spread(values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
-        whole = np.array(np.broadcast_to(others, here.shape), dtype=values.dtype)
-        whole[here] = values
-        return whole
+        full = np.array(np.broadcast_to(others, here.shape), dtype=values.dtype)
+        full[here] = values
+        return full
 
     last = None
     if rest.last_round is not None:

@@ -9,19 +9,22 @@ rounds) is post-processing of what devices released, and costs no privacy.
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedbudget.checks import Array, within
+from fedbudget.checks import Array, number
 from fedbudget.errors import InvalidInputError, TrainingError
 from fedbudget.ledger import Bools
 from fedbudget.planning import Plan
 from fedbudget.planning.advice import advice_of
+from fedbudget.planning.plans import NOT_PRIVATE
 from fedbudget.record import Record, to_row
+from fedbudget.server import Server, State
 
-State: TypeAlias = Mapping[str, NDArray[Any]]
+# A model longer than this is of no use to anyone: the planner's steps, 10,000 of the
+# largest stable ones, do not get a tenth as far. A score is off by as much.
+FARTHEST = 1e7
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,8 +74,8 @@ class Devices(Protocol):
         """Carry out one round."""
         ...
 
-    def catch_up(self, plan: Plan, rounds: int) -> None:
-        """Account for rounds that an interrupted run has already done."""
+    def catch_up(self, order: Order) -> None:
+        """Account for the rounds before this order, which an interrupted run did."""
         ...
 
     def measure(self, theta: Array) -> dict[str, float]:
@@ -92,6 +95,21 @@ class MeasuresPersonal(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsItself(Protocol):
+    """Devices that say what a run on them depends on, and how far they have come."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What has to be the same for an interrupted run to go on: the seed, say."""
+        ...
+
+    @property
+    def steps_taken(self) -> int:
+        """Local steps of the longest run so far, with those that it went on from."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """What a run released, and what it cost."""
@@ -100,6 +118,10 @@ class Run:
     rounds: list[dict[str, Any]]  # one row per round
     plan: Plan
     steps: int = 0  # local steps so far, with those of the runs before
+    # Spent so far by each device, as `Replies` tells; None: only the rows are known,
+    # which above 100 devices hold no more than a range.
+    spent_epsilon: Array | None = None
+    spent_cost: Array | None = None
 
     @property
     def measured(self) -> dict[str, float]:
@@ -114,60 +136,6 @@ class Run:
         """
         found = advice_of(self.measured)
         return self.plan.advice if found is None else found
-
-
-@dataclass(kw_only=True, eq=False)
-class Server:
-    """The server's side of a run: all that has to survive an interruption."""
-
-    theta: Array
-    velocity: Array
-    tail: Array  # sum of the models that the release averages
-    tail_count: int = 0
-    rounds_done: int = 0
-    devices: State = field(default_factory=dict)  # of simulated devices: see `Replies`
-
-    @classmethod
-    def start(cls, num_params: int) -> "Server":
-        """All devices start from zero."""
-        theta, velocity, tail = np.zeros((3, num_params))
-        return cls(theta=theta, velocity=velocity, tail=tail)
-
-    def update(self, average: Array, *, momentum: float, in_tail: bool) -> None:
-        """Take over a round's average, with heavy-ball momentum."""
-        self.velocity = momentum * self.velocity + (average - self.theta)
-        self.theta = self.theta + self.velocity
-        if in_tail:
-            self.tail = self.tail + self.theta
-            self.tail_count += 1
-        self.rounds_done += 1
-
-    @property
-    def release(self) -> Array:
-        """The model to be released: the last, or the mean of the last ones."""
-        return self.tail / self.tail_count if self.tail_count else self.theta
-
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the state for a checkpoint."""
-        own = {name: np.asarray(value) for name, value in vars(self).items()}
-        del own["devices"]
-        return own | {f"devices.{name}": x for name, x in self.devices.items()}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "Server":
-        """Return the state of a checkpoint."""
-        return cls(
-            theta=arrays["theta"],
-            velocity=arrays["velocity"],
-            tail=arrays["tail"],
-            tail_count=int(arrays["tail_count"]),
-            rounds_done=int(arrays["rounds_done"]),
-            devices={
-                name.removeprefix("devices."): array
-                for name, array in arrays.items()
-                if name.startswith("devices.")
-            },
-        )
 
 
 def train(
@@ -188,23 +156,25 @@ def train(
         devices: Who does it: simulated, or a fleet.
         record: A folder (or `Record`) for the plan, the rounds and the model. An
             interrupted run that is started again with the same folder goes on where it
-            stopped, and ends with the same numbers.
+            stopped, and ends with the same numbers; with other devices, another seed
+            or another tail_average it is refused.
         tail_average: Share of the last rounds whose models are averaged for release;
             0 releases the last model.
         personal: Whether every device is to adapt the released model to its own rows
             at the end. It keeps the result: no message, no charge. What that brings is
             measured beside the global model; simulated devices only, and not private.
         after: A run to go on from, with its model and on the same devices: their
-            budgets are for both. See `replan`.
+            budgets are for both, and devices that did not take its steps are refused.
+            See `replan`.
         stop: Called with every new row; the run ends early once it says so.
         on_round: Called with every new row, to show progress.
 
     Raises:
         InvalidInputError: The plan does not fit the devices.
-        TrainingError: No device answered, or the model is no longer finite; the record
-            keeps the rounds so far.
+        TrainingError: No device answered, or the model is no longer of any use; the
+            record keeps the rounds so far.
     """
-    within("tail_average", tail_average, least=0, most=1)
+    tail_average = number("tail_average", tail_average, least=0, most=1)
     if devices.num_devices != plan.num_devices:
         raise InvalidInputError(
             f"the plan is for {plan.num_devices} devices, but there are "
@@ -216,17 +186,19 @@ def train(
             "personal=True measures personal models, and these devices keep theirs to "
             "themselves: leave it out, or simulate the devices"
         )
-    folder = record if record is None or isinstance(record, Record) else Record(record)
+    before = _steps_before(after, devices)
     server = Server.start(plan.model.num_params(plan.dim))
-    before = 0
     if after is not None:
-        server.theta, before = np.array(after.theta), after.steps
+        server.theta = np.array(after.theta)
     rows: list[dict[str, Any]] = []
+    folder = record if record is None or isinstance(record, Record) else Record(record)
     if folder is not None:
-        saved, rows = folder.open(plan.to_dict())
+        known = devices.identity if isinstance(devices, KnowsItself) else {}
+        same = known | {"tail_average": tail_average, "steps_before": before}
+        saved, rows = folder.open(plan.to_dict(), same=same)
         if saved is not None:
             server = Server.from_arrays(saved)
-            devices.catch_up(plan, server.rounds_done)
+            devices.catch_up(_next_order(plan, server, before))
     first_of_tail = plan.rounds - round(tail_average * plan.rounds)
     while server.rounds_done < plan.rounds:
         row = _one_round(plan, devices, server, first_of_tail, before)
@@ -241,22 +213,49 @@ def train(
         if stop is not None and stop(row):
             break
     if folder is not None:
-        folder.finish(server.release)
-    steps = before + server.rounds_done * plan.tau
-    return Run(theta=server.release, rounds=rows, plan=plan, steps=steps)
+        folder.finish(server.release, epsilon=server.epsilon, cost=server.cost)
+    return Run(
+        theta=server.release,
+        rounds=rows,
+        plan=plan,
+        steps=before + server.rounds_done * plan.tau,
+        spent_epsilon=server.epsilon,
+        spent_cost=server.cost,
+    )
 
 
-def _one_round(
-    plan: Plan, devices: Devices, server: Server, first_of_tail: int, before: int
-) -> dict[str, Any]:
-    number = server.rounds_done + 1
-    order = Order(
-        number=number,
+def _steps_before(after: Run | None, devices: Devices) -> int:
+    """Return the steps of the run to go on from; these devices must have taken them."""
+    if after is None:
+        return 0
+    if not isinstance(after, Run):
+        raise InvalidInputError(
+            f"after must be a Run, as train returns it, got a {type(after).__name__}"
+        )
+    if isinstance(devices, KnowsItself) and devices.steps_taken < after.steps:
+        raise InvalidInputError(
+            f"the run to go on from took {after.steps} local steps, of which these "
+            f"devices have taken {devices.steps_taken}, and their ledgers know of no "
+            "more: pass the devices that ran it, or run it on these first"
+        )
+    return after.steps
+
+
+def _next_order(plan: Plan, server: Server, before: int) -> Order:
+    return Order(
+        number=server.rounds_done + 1,
         theta=server.theta,
         plan=plan,
         state=server.devices,
         steps_before=before,
     )
+
+
+def _one_round(
+    plan: Plan, devices: Devices, server: Server, first_of_tail: int, before: int
+) -> dict[str, Any]:
+    order = _next_order(plan, server, before)
+    number = order.number
     replies = devices.run_round(order)
     # Answers that got lost may come next time; devices that refuse, refuse again.
     if replies.refused and not replies.answered.any():
@@ -266,11 +265,8 @@ def _one_round(
         )
     server.update(replies.theta, momentum=plan.momentum, in_tail=number > first_of_tail)
     server.devices = replies.state
-    if not np.isfinite(server.theta).all():
-        raise TrainingError(
-            f"the model is no longer finite after round {number}: lower learning_rate "
-            f"{plan.learning_rate:g} or momentum {plan.momentum:g}"
-        )
+    server.epsilon, server.cost = replies.epsilon, replies.cost
+    _check_use(server.theta, plan, number)
     return {
         "round": number,
         "steps": number * plan.tau,
@@ -281,6 +277,20 @@ def _one_round(
         "cost": to_row(replies.cost),
         "not_private": devices.measure(server.release),
     }
+
+
+def _check_use(theta: Array, plan: Plan, number: int) -> None:
+    """Stop a run that diverges, by what devices released alone: no row is read."""
+    with np.errstate(over="ignore"):  # then it is infinite
+        length = float(np.linalg.norm(theta))
+    if length <= FARTHEST:  # False for NaN as well
+        return
+    finite = f"{length:.3g} long, above {FARTHEST:g}," if length < np.inf else ""
+    raise TrainingError(
+        f"the model is {finite or 'no longer finite'} after round {number}: lower "
+        f"learning_rate {plan.learning_rate:g} or momentum {plan.momentum:g}"
+        + ("" if plan.accountant == NOT_PRIVATE else ", or raise epsilon")
+    )
 
 
 def _silent(asked: Bools, replies: Replies) -> list[int]:

@@ -61,6 +61,18 @@ def test_a_plan_of_the_file_is_that_of_the_options(
     assert json.loads(from_file.out) == json.loads(from_options.out)
 
 
+def test_the_file_may_name_the_target_of_the_weights(
+    capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    text = config.read_text()
+    assert "[plan]\n" in text
+    config.write_text(text.replace("[plan]\n", '[plan]\ntarget = "size"\n'))
+    from_file = run(capsys, "plan", "fedbudget.toml", "--json")
+    assert (from_file.code, from_file.err) == (0, "")
+    options = (*sensors(config.parent), *BUDGET, "--target", "size")
+    assert from_file.out == run(capsys, "plan", *options, "--json").out
+
+
 def test_the_command_line_overrules_the_file(
     capsys: pytest.CaptureFixture[str], config: Path
 ) -> None:

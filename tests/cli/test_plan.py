@@ -68,6 +68,19 @@ def test_every_option_reaches_the_planner(capsys: pytest.CaptureFixture[str]) ->
     assert chosen.to_dict().items() <= found.items()
 
 
+def test_planned_weights_aim_at_the_target(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = ("plan", "--samples", "100,5000", "--dim", "5", *BUDGET)
+    found = plan_json(capsys, *fleet, "--target", "size")
+    problem = fb.Problem(num_samples=[100, 5000], dim=5)
+    budget = fb.Budget(epsilon=4, cost=1000)
+    prices = fb.Prices(communication=100, computation=1)
+    aimed = fb.plan(problem, budget, prices, target="size")
+    assert found["weights"] == aimed.weights.tolist()
+    assert found["weights"] != fb.plan(problem, budget, prices).weights.tolist()
+    wrong = run(capsys, *fleet, "--weights", "uniform", "--target", "size")
+    assert wrong.code == 2 and "are their own target" in wrong.err
+
+
 def test_sampling_reaches_the_planner_and_the_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

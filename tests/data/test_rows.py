@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from scipy.sparse import coo_array, csr_array
 
 from fedbudget.data import Part
-from fedbudget.data.rows import check_unit_ball
+from fedbudget.data.rows import ROUNDING, check_unit_ball, in_unit_ball
 from fedbudget.errors import DataError
 
 
@@ -62,6 +62,41 @@ def test_rows_scaled_to_norm_one_and_rounded_are_accepted(
     x /= np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True))
     check_unit_ball(x.astype(np.float32))
     check_unit_ball(csr_array(x.astype(np.float32)))
+
+
+@given(
+    rows=st.lists(
+        st.lists(st.floats(-100, 100, width=32), min_size=5, max_size=5), min_size=1
+    ),
+    dtype=st.sampled_from([np.float16, np.float32, np.float64]),
+)
+def test_rows_that_pass_one_by_rounding_are_scaled_and_the_others_kept(
+    rows: list[list[float]], dtype: Any
+) -> None:
+    x = np.array(rows)
+    x /= np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True))
+    x = x.astype(dtype)
+    longest = np.sqrt(np.sum(np.square(x, dtype=np.float64), axis=1)).max()
+    if longest > 1 + ROUNDING:  # half precision rounds by more
+        return
+    single = x if dtype is not np.float16 else x.astype(np.float32)  # SciPy has no half
+    sparse: Any = in_unit_ball(csr_array(single))
+    both: list[Any] = [in_unit_ball(x), sparse.toarray()]
+    for kept in both:
+        used = kept.astype(np.float32)  # as the kernels do
+        squares = np.sum(np.square(used, dtype=np.float64), axis=1)
+        assert (squares <= 1).all()
+        before = np.sum(np.square(x.astype(np.float32), dtype=np.float64), axis=1)
+        within = (before <= 1) & (np.sum(np.square(x, dtype=np.float64), axis=1) <= 1)
+        assert (kept[within] == x[within]).all()
+
+
+@pytest.mark.parametrize("kind", [np.asarray, csr_array])
+def test_a_part_holds_no_row_above_one(kind: Any) -> None:
+    x = kind(np.array([[1 + 2.0**-23], [0.5]]))
+    held = part(x).x
+    assert held[[0]].sum() <= 1 and held[[1]].sum() == 0.5
+    assert x[[0]].sum() > 1  # the caller's array is left as it was
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,20 @@ def test_replacing_a_sample_moves_the_answer_by_no_more_than_its_noise_hides() -
     assert 0 < moved <= 2 * problem["lipschitz"] / 16
 
 
+def test_a_problem_of_other_data_is_refused() -> None:
+    data = small_data(devices=4, rows=40)
+    problem = data.problem()
+    sizes = problem.num_samples
+    for other, message in (
+        (fb.Problem(num_samples=[10] * 3, dim=5), "for 3 devices, the data have 4"),
+        (fb.Problem(num_samples=sizes, dim=7), "for 7 columns, the data have 5"),
+        (fb.Problem(num_samples=sizes + 1, dim=5), "training rows, the data have 32"),
+        (fb.Problem(num_samples=sizes, dim=5, loss="huber"), "huber"),
+    ):
+        with pytest.raises(fb.InvalidInputError, match=message):
+            measure_dissimilarity(data, other, BUDGET)
+
+
 def test_a_query_and_its_plan_fit_both_budgets_together() -> None:
     data = small_data(devices=4, rows=200)
     problem, plan = plan_with_query(

@@ -10,7 +10,7 @@ import fedbudget as fb
 from fedbudget.planning.affordable import rounds_each
 from fedbudget.planning.leaving import Leaving, ways_to_leave, weigh_leaving
 from fedbudget.privacy import GDP
-from tests.examples import small_data
+from tests.examples import honest, small_data
 
 PROBLEM = fb.Problem(num_samples=[1628] * 16, dim=102, dissimilarity="iid")
 PRICES = fb.Prices(communication=100, computation=1)
@@ -77,7 +77,7 @@ def test_training_and_sweeps_follow_and_ledgers_end_where_the_plan_says() -> Non
     assert not any(row["refused"] for row in run.rounds)
     assert devices.ledger.cost == pytest.approx(plan.cost)
     assert devices.ledger.epsilon == pytest.approx(plan.epsilon, rel=1e-6)
-    swept = fb.sweep(data, [plan, replace(plan, last_round=None)], seeds=[5])
+    swept = fb.sweep(data, [plan, honest(plan, last_round=None)], seeds=[5])
     assert swept.theta[0, 0] == pytest.approx(run.theta, abs=1e-6)
     assert swept.theta[1, 0] != pytest.approx(run.theta, abs=1e-6)
 
@@ -148,3 +148,20 @@ def test_ways_to_leave_are_affordable() -> None:
         paid = PRICES.run_cost(rounds=way.last_round, tau=way.tau, batch_size=batch)
         assert (paid <= np.asarray(ONE_POOR.cost)).all()
         assert way.last_round.max() == way.rounds > way.last_round.min() >= 1
+
+
+def test_every_end_is_tried_where_there_are_few() -> None:
+    # Six devices that pay for 1 to 5 rounds: more for one of them never hurts much.
+    problem = fb.Problem(num_samples=[300] * 6, dim=30, dissimilarity="strong")
+    losses = []
+    for times in np.linspace(1, 8, 15):
+        cost = np.array([200.0 * times, 250, 300, 400, 500, 600])
+        plan = fb.plan(problem, fb.Budget(epsilon=2, cost=cost), PRICES)
+        losses.append(plan.predicted_loss)
+    assert (np.diff(losses) <= 0.003 * np.array(losses[:-1])).all()
+    ways = ways_to_leave(
+        fb.Budget(epsilon=2, cost=[200, 300, 400, 500, 600, 700]),
+        PRICES,
+        batch_size=problem.num_samples,
+    )
+    assert {way.rounds for way in ways if way.tau == 1} == {2, 3, 4, 5, 6}

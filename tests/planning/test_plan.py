@@ -338,11 +338,51 @@ def test_a_claim_that_the_noise_does_not_keep_is_refused() -> None:
         ({"accountant": "mine"}, "accountant 'mine' is not known"),
         ({"batch_size": [64.9] * 16}, "batch_size must be whole numbers"),
         ({"binding": "privacy"}, "binding must be a list"),
+        ({"dim": "x"}, "dim must be a whole number of at least 1, got 'x'"),
+        ({"dim": -3}, "dim must be a whole number of at least 1, got -3"),
+        ({"num_classes": "a"}, "num_classes must be a whole number"),
+        ({"learning_rate": [1, 2]}, "learning_rate must be one number"),
+        ({"learning_rate": "4"}, "learning_rate must be a number"),
+        ({"momentum": None}, "momentum must be at least 0"),
+        ({"l2": "a"}, "l2 must be a number"),
+        ({"lipschitz": None}, "lipschitz must be above 0"),
+        ({"drift_control": "no"}, "drift_control must be true or false, got 'no'"),
+        ({"epsilon": 5}, "epsilon must be a list, one per device, got 5"),
+        ({"epsilon": None}, "epsilon must be a list"),
+        ({"noise_std": "abc"}, "noise_std must be a number, or one number per device"),
+        ({"noise_std": ["1"] * 16}, "noise_std must be a number, or one number"),
+        ({"noise_std": [None] * 16}, "noise_std must be at least 0 and finite"),
+        ({"num_samples": [1e30] * 16}, "num_samples must be at least 0 and at most"),
+        ({"weights": [[1.0]]}, "weights must be a number or a flat list"),
+        ({"loss": 3}, "loss 3 is not known"),
+        ({"accountant": ["gdp"]}, "accountant .* is not known"),
     ):
         with pytest.raises(fb.InvalidInputError, match=message):
             fb.Plan.from_dict({**plain, **changes})
     with pytest.raises(fb.InvalidInputError, match="device 99 is not there"):
         dp_event(fb.plan(ADULT, BUDGET, PRICES).gradients, device=99)
+
+
+def test_planned_weights_may_aim_at_every_sample() -> None:
+    problem = fb.Problem(
+        num_samples=[100, 1000, 10_000], dim=10, dissimilarity="strong"
+    )
+    rich = fb.Budget(epsilon=1e3, cost=1000)  # hardly any noise: the target itself
+    share = problem.num_samples / problem.num_samples.sum()
+    assert fb.plan(problem, rich, PRICES).weights == pytest.approx(1 / 3, abs=0.02)
+    aimed = fb.plan(problem, rich, PRICES, target="size")
+    assert aimed.weights == pytest.approx(share, abs=0.02)
+    # With noise, they leave the target: the small device adds more than it knows.
+    poor = fb.Budget(epsilon=1.0, cost=1000)
+    noisy = fb.plan(problem, poor, PRICES, target="size").weights
+    assert noisy[0] < 0.9 * share[0] and noisy != pytest.approx(share)
+    alike = fb.plan(problem, poor, PRICES).weights
+    assert noisy[2] > alike[2]
+    for planner in ("bound", "paper"):
+        chosen = fb.plan(problem, poor, PRICES, planner=planner, target="size")
+        assert chosen.weights == pytest.approx(share)
+    same = fb.plan(problem, poor, PRICES, weights="size", target="size")
+    assert same.weights == pytest.approx(share)
 
 
 def test_a_dear_sample_still_leaves_an_affordable_batch() -> None:
@@ -368,6 +408,11 @@ class TestBadInput:
             ({"planner": "best"}, "planner 'best' is not known: choose one of"),
             ({"accountant": "rdp"}, "accountant 'rdp' is not known"),
             ({"weights": "random"}, "weights 'random' is not known"),
+            ({"target": "auto"}, "target 'auto' is not known: choose one of uniform"),
+            (
+                {"weights": "uniform", "target": "size"},
+                "weights 'uniform' are their own target, not 'size'",
+            ),
             ({"sampling": "lucky"}, "sampling 'lucky' is not known"),
             ({"sampling": "cyclic", "accountant": "pld"}, "not for cyclic ones"),
             ({"sampling": "cyclic", "planner": "paper"}, "knows no cyclic batches"),
@@ -443,3 +488,9 @@ def test_a_plan_cannot_lower_the_bound_that_privacy_rests_on() -> None:
     problem = fb.Problem(num_samples=[900], dim=3, loss=Huber(threshold=0.1))
     with pytest.raises(fb.InvalidInputError, match="plan with the loss by name"):
         fb.plan(problem, BUDGET, PRICES)
+    for other in (Huber(threshold=2.0), Huber(label_bound=5.0)):
+        problem = fb.Problem(num_samples=[900], dim=3, loss=other)
+        with pytest.raises(fb.InvalidInputError, match="plan with the loss by name"):
+            fb.plan(problem, BUDGET, PRICES)
+    same = fb.Problem(num_samples=[900], dim=3, loss=Huber())
+    assert fb.plan(same, BUDGET, PRICES).model == Huber()

@@ -48,6 +48,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "planner": (_TEXT, "planner"),
         "accountant": (_TEXT, "accountant"),
         "weights": (_TEXT, "weights"),
+        "target": (_TEXT, "target"),
         "loss": (_TEXT, "loss"),
         "l2": (_NUMBER, "l2"),
         "dissimilarity": (_EITHER, "dissimilarity"),

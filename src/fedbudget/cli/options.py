@@ -167,6 +167,15 @@ class Question:
             rich_help_panel=_PLANNER,
         ),
     ] = "auto"
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="uniform|size",
+            help="What planned weights aim at, noise aside: every device alike, or "
+            "every sample.",
+            rich_help_panel=_PLANNER,
+        ),
+    ] = "uniform"
     batch_size: Annotated[
         int | None,
         typer.Option(
@@ -243,8 +252,9 @@ class Question:
     @property
     def how(self) -> dict[str, Any]:
         """How to plan: what `plan` and `frontier` both take."""
-        names = ("planner", "accountant", "weights", "batch_size", "learning_rate")
-        return {name: getattr(self, name) for name in (*names, "sampling")}
+        names = ("planner", "accountant", "weights", "target", "batch_size")
+        more = ("learning_rate", "sampling")
+        return {name: getattr(self, name) for name in (*names, *more)}
 
 
 @dataclass(frozen=True, kw_only=True)

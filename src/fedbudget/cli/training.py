@@ -129,9 +129,6 @@ def train(
         settings = {
             "data": source.line,
             **data_options(question),
-            "seed": question.seed,
-            "participation": participation,
-            "tail_average": tail_average,
             "feature_names": dataset.feature_names,
             "classes": dataset.classes,
         }

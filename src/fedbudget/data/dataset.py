@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.data.messages import counted
 from fedbudget.data.partitions import Dissimilarity, generator
-from fedbudget.data.rows import check_unit_ball
+from fedbudget.data.rows import in_unit_ball
 from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.models import Labels, Rows
 
@@ -40,7 +40,7 @@ class Part:
             )
         if self.offsets[0] != 0 or bool(np.any(np.diff(self.offsets) < 0)):
             raise DataError("offsets must start at 0 and never fall: sort the rows")
-        check_unit_ball(self.x)
+        object.__setattr__(self, "x", in_unit_ball(self.x))
         if self.y.dtype.kind == "f" and not np.isfinite(self.y).all():
             row = int(np.argmin(np.isfinite(self.y)))
             raise DataError(

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, within
+from fedbudget.checks import Array, number, within
 from fedbudget.data import Dataset
 from fedbudget.devices.local import data_gradient
+from fedbudget.errors import InvalidInputError
 from fedbudget.ledger import Charge, Ledger
 from fedbudget.planning import Plan, plan
 from fedbudget.privacy import GDP
@@ -50,7 +51,8 @@ def measure_dissimilarity(
         share: Of what each may release (its mu squared) that the query takes.
         seed: Of the noise; without one, drawn afresh. A simulation's only.
     """
-    within("share", share, above=0, below=1)
+    number("share", share, above=0, below=1)
+    _check_fit(data, problem)
     num_devices, sizes = data.num_devices, data.num_samples
     epsilon, delta, _ = budget.per_device(num_devices)
     left = GDP.mu_from_epsilon(epsilon, delta) ** 2 - problem.prior_mu**2
@@ -70,6 +72,29 @@ def measure_dissimilarity(
         release=sha256(released.tobytes()).hexdigest()[:16],
     )
     return problem.with_constants(dissimilarity=constant)
+
+
+def _check_fit(data: Dataset, problem: Problem) -> None:
+    """Raise unless the problem is one of these data: noise is for their sizes."""
+    data.check_loss(problem.model.name)
+    told = {
+        "devices": (problem.num_devices, data.num_devices),
+        "columns": (problem.dim, data.dim),
+        "training rows": (problem.num_samples.tolist(), data.num_samples.tolist()),
+    }
+    for name, (planned, held) in told.items():
+        if planned != held:
+            raise InvalidInputError(
+                f"the problem is for {_few(planned)} {name}, the data have "
+                f"{_few(held)}: take data.problem()"
+            )
+
+
+def _few(value: object) -> str:
+    """Show a number, or the first of many."""
+    if not isinstance(value, list):
+        return str(value)
+    return ", ".join(map(str, value[:5])) + (", ..." if len(value) > 5 else "")
 
 
 def query_cost(problem: Problem, prices: Prices) -> Array:

@@ -1,12 +1,13 @@
 """A fleet on this machine: the compiled kernels behind the `Devices` seam."""
 
-from typing import cast
+from typing import Any, cast
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, whole, within
+from fedbudget.checks import Array, number, per_device, whole
 from fedbudget.data import Dataset, Part
 from fedbudget.devices.kernels import no_shifts, run_rounds
 from fedbudget.devices.local import Sampling
@@ -26,7 +27,9 @@ class SimulatedDevices:
 
     Everything is reproducible from the seed, also the noise: nothing is promised
     against anyone who knows it. Each device charges its ledger before it
-    trains, and refuses what its budget does not allow, whatever the plan says.
+    trains, and refuses what its budget does not allow, whatever the plan says. No noise
+    is drawn twice: where a step is taken again, by a second run or by another way to go
+    on from a first, it takes noise of its own.
 
     Args:
         data: The rows of every device.
@@ -46,22 +49,46 @@ class SimulatedDevices:
         prices: Prices | None = None,
         participation: float = 1.0,
     ) -> None:
-        within("participation", participation, above=0, most=1)
-        self.data, self.participation = data, participation
+        self.data = data
+        self.participation = number("participation", participation, above=0, most=1)
         self.seed = whole("seed", seed, least=0, most=2**64 - 1)
+        for name, value in ({} if prices is None else vars(prices)).items():
+            per_device(f"prices.{name}", value, data.num_devices)
         self._prices = prices
         self._packed: PackedRows | None = None
         # One ledger for the life of the devices: a second run adds to what they spent.
         self.ledger = Ledger(budget, num_devices=data.num_devices)
-        self._runs = 0  # begun so far; one that goes on `after` another is part of it
+        self._noise = 0  # number of the noise in use: see `_noise_seed`
+        self._drawn: dict[int, int] = {}  # of each noise: steps below this are drawn
+        # Rounds that were charged: number of the noise, first step, digest of the plan.
+        self._charged: set[tuple[int, int, bytes]] = set()
+        self._digest: tuple[Plan | None, bytes] = None, b""  # of the plan last seen
 
     @property
     def num_devices(self) -> int:
         """M."""
         return self.data.num_devices
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What an interrupted run must find again, to go on as if nothing had been.
+
+        `rows` is a checksum of the training rows: not private, as all of a simulation.
+        """
+        train, checksum = self.data.train, 0
+        x = [train.x] if isinstance(train.x, np.ndarray) else _arrays_of(train.x)
+        for array in (*x, train.y, train.offsets):
+            checksum = crc32(np.ascontiguousarray(array).data, checksum)
+        known = {"seed": self.seed, "participation": self.participation}
+        return known | {"rows": f"{checksum:08x}"}
+
+    @property
+    def steps_taken(self) -> int:
+        """Local steps of the longest run so far, with those that it went on from."""
+        return max(self._drawn.values(), default=0)
+
     def check(self, plan: Plan) -> None:
-        """Raise unless the plan fits the data."""
+        """Raise unless the plan fits the data and keeps the epsilons it promises."""
         if plan.dim != self.data.dim:
             raise InvalidInputError(
                 f"the plan is for rows of {plan.dim} columns, the data have "
@@ -80,30 +107,33 @@ class SimulatedDevices:
                 f"the plan is for {plan.num_samples[m]} training rows on device {m}, "
                 f"which holds {sizes[m]}: plan again for these data"
             )
+        plan.check_promise()
         self._rows(plan.model)
         self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
 
     def run_round(self, order: Order) -> Replies:
         """Charge every device that is asked, then run those that can pay."""
-        if order.first_step == 0:
-            self._runs += 1
+        self._noise = self._noise_of(order)
+        if order.first_step < self._drawn.get(self._noise, 0):
+            self._noise = 1 + max(self._drawn)  # never the same noise a second time
         asked = order.plan.takes_part(order.number)
-        charge = self._charge(order.plan, order.first_step)
-        paid = self.ledger.charge(charge, who=asked)
+        paid = self._pay(order.plan, order.first_step, asked)
         answered = paid & self._arrives(order.number)
         theta, shifts = order.theta, order.state.get("shifts")
         if answered.any():
             theta, shifts = self._average(order, answered, shifts)
         return Replies(
             theta=theta,
-            state={} if shifts is None else {"shifts": shifts},
+            state=({} if shifts is None else {"shifts": shifts})
+            | {"noise": np.asarray(self._noise)},
             answered=answered,
             epsilon=self.ledger.epsilon_at(order.plan.delta),
             cost=self.ledger.cost,
-            refused=self._refusals(charge, asked & ~paid),
+            refused=self._refusals(order, asked & ~paid),
         )
 
-    def _refusals(self, charge: Charge, who: Bools) -> dict[int, str]:
+    def _refusals(self, order: Order, who: Bools) -> dict[int, str]:
+        charge = self._charge(order.plan, order.first_step)
         affords = self.ledger.affords_cost(charge)
         words = "the round would overdraw this device's {} budget"
         return {
@@ -111,11 +141,17 @@ class SimulatedDevices:
             for m in np.flatnonzero(who)
         }
 
-    def catch_up(self, plan: Plan, rounds: int) -> None:
-        """Charge the ledgers for rounds that an interrupted run has done."""
-        for done in range(rounds):
-            charge = self._charge(plan, done * plan.tau)
-            self.ledger.charge(charge, who=plan.takes_part(done + 1))
+    def catch_up(self, order: Order) -> None:
+        """Charge the ledgers for the rounds that an interrupted run has done.
+
+        Those that these very devices have done are charged already.
+        """
+        plan, self._noise = order.plan, self._noise_of(order)
+        for done in range(order.number - 1):
+            first_step = order.steps_before + done * plan.tau
+            key = self._noise, first_step, self._digest_of(plan)
+            if key not in self._charged:
+                self._pay(plan, first_step, plan.takes_part(done + 1))
 
     def measure(self, theta: Array) -> dict[str, float]:
         """Return loss and accuracy as means over the devices; not private."""
@@ -138,6 +174,23 @@ class SimulatedDevices:
         if self._packed is None or self._packed.loss != loss:
             self._packed = packed_rows(self.data.train, loss)
         return self._packed
+
+    def _noise_of(self, order: Order) -> int:
+        """Return the number of the noise that a run has used so far."""
+        return int(order.state.get("noise", self._noise))
+
+    def _pay(self, plan: Plan, first_step: int, asked: Bools) -> Bools:
+        """Charge a round to who is asked; its noise counts as drawn from now on."""
+        self._charged.add((self._noise, first_step, self._digest_of(plan)))
+        drawn = self._drawn.get(self._noise, 0)
+        self._drawn[self._noise] = max(drawn, first_step + plan.tau)
+        return self.ledger.charge(self._charge(plan, first_step), who=asked)
+
+    def _digest_of(self, plan: Plan) -> bytes:
+        """Return what tells plans apart; of one plan, it is taken once."""
+        if self._digest[0] is not plan:
+            self._digest = plan, plan.digest()
+        return self._digest[1]
 
     def _charge(self, plan: Plan, first_step: int) -> Charge:
         cost = plan.cost / np.maximum(plan.device_rounds, 1)
@@ -167,13 +220,13 @@ class SimulatedDevices:
         return np.asarray(rng.random(self.num_devices) < self.participation)
 
     def _noise_seed(self) -> int:
-        """Return the seed of this run's noise; a second run must not repeat the first.
+        """Return the seed of the noise in use; the first is the devices' own.
 
         Two runs with the same noise would give it away: their difference is without.
         """
-        if self._runs <= 1:
+        if self._noise == 0:
             return self.seed
-        words = np.random.SeedSequence([self.seed, self._runs]).generate_state(2)
+        words = np.random.SeedSequence([self.seed, self._noise + 1]).generate_state(2)
         return int(words[0]) << 32 | int(words[1])
 
     def _average(
@@ -195,6 +248,10 @@ class SimulatedDevices:
             shifts=shifts,
         )
         return np.asarray(models[0]), shifts
+
+
+def _arrays_of(x: Any) -> tuple[NDArray[Any], ...]:
+    return x.data, x.indices, x.indptr
 
 
 def round_plan(plan: Plan, weights: Array) -> RoundPlan:

@@ -22,7 +22,7 @@ from fedbudget.devices.simulated import SimulatedDevices, packed_rows, round_pla
 from fedbudget.errors import InvalidInputError, needed
 from fedbudget.models import Loss
 from fedbudget.planning import Plan
-from fedbudget.training import Server
+from fedbudget.server import Server
 
 BACKENDS = ("here", "ray", "dask")
 

@@ -41,6 +41,8 @@ class PrivateFederatedClassifier(ClassifierMixin, PrivateLinearModel):  # type: 
         planner: joint, bound or paper.
         accountant: gdp, zcdp or pld.
         weights: auto, uniform or size.
+        target: What auto weights aim at: every device alike (uniform), or every row
+            (size).
         random_state: None takes the noise's seed from the system. A seed of your own
             repeats a result, and voids the promise against anyone who knows it.
 
@@ -79,6 +81,7 @@ class PrivateFederatedClassifier(ClassifierMixin, PrivateLinearModel):  # type: 
         planner: str = "joint",
         accountant: str = "gdp",
         weights: str = "auto",
+        target: str = "uniform",
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -95,6 +98,7 @@ class PrivateFederatedClassifier(ClassifierMixin, PrivateLinearModel):  # type: 
         self.planner = planner
         self.accountant = accountant
         self.weights = weights
+        self.target = target
         self.random_state = random_state
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
@@ -190,6 +194,7 @@ class PrivateFederatedRegressor(RegressorMixin, PrivateLinearModel):  # type: ig
         planner: str = "joint",
         accountant: str = "gdp",
         weights: str = "auto",
+        target: str = "uniform",
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -206,6 +211,7 @@ class PrivateFederatedRegressor(RegressorMixin, PrivateLinearModel):  # type: ig
         self.planner = planner
         self.accountant = accountant
         self.weights = weights
+        self.target = target
         self.random_state = random_state
 
     def predict(self, X: Any) -> Array:  # noqa: N803

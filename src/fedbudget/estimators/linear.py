@@ -47,6 +47,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no
     planner: str
     accountant: str
     weights: str
+    target: str
     random_state: Any
 
     plan_: Plan
@@ -96,6 +97,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no
             planner=self.planner,
             accountant=self.accountant,
             weights=self.weights,
+            target=self.target,
         )
         seed = (
             secrets.randbits(63)

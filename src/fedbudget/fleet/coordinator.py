@@ -125,7 +125,7 @@ class FleetDevices:
             theta = self._carry_out(order)
         return self.tally.replies(order.number, theta)
 
-    def catch_up(self, plan: Plan, rounds: int) -> None:
+    def catch_up(self, order: Order) -> None:
         """Do nothing: devices keep their own ledgers, and the file keeps the rest."""
 
     def measure(self, theta: Array) -> dict[str, float]:

@@ -80,7 +80,7 @@ def choose_paper(setting: Setting) -> Choice:
     batch = setting.batches()[0]  # full ones, if they can be paid for: erratum 9
     eta = setting.learning_rate or largest_rate(problem, _PAPER_TAU)
     _check_rate(problem, eta)
-    weights = target_weights(problem, setting.weights)
+    weights = target_weights(problem, setting.weights, setting.target)
     variance = _variances(setting, weights, batch)
 
     def objective(steps: float, tau: float) -> float:
@@ -114,7 +114,7 @@ def choose_bound(setting: Setting) -> Choice:
     """Search whole numbers for the lowest sound bound (paper: control-model-2)."""
     problem = setting.problem
     batch = setting.batches()[0]  # full ones, if they can be paid for: erratum 9
-    weights = target_weights(problem, setting.weights)
+    weights = target_weights(problem, setting.weights, setting.target)
     variance = _variances(setting, weights, batch)
     if setting.learning_rate is not None:
         _check_rate(problem, setting.learning_rate)

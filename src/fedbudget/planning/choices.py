@@ -26,6 +26,7 @@ class Setting:
     accountant: Accountant
     unit_multiplier: Array  # of one step without sampling: see `unit_multiplier`
     weights: str = "auto"
+    target: str = "uniform"  # of weights that are planned
     sampled_excess: float = 1.0  # noise of sampled steps over its limit for many
     batch_size: NDArray[np.int64] | None = None  # given by the user, or planned
     learning_rate: float | None = None  # given by the user, or planned

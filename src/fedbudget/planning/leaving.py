@@ -22,6 +22,7 @@ from fedbudget.planning.weighting import Weighting, balanced
 TRIFLE = 0.01
 
 _MANY = 20_000  # devices; of more, a sample stands for all, and less is tried
+_FEW = 10  # ends of a run: so many are all tried, of more some
 _PHASES = 6  # of a run, between which devices leave, that are told apart
 
 
@@ -50,7 +51,10 @@ def ways_to_leave(
         each = rounds_each(budget, prices, tau=tau, batch_size=batch_size)
         if each.min() < 1 or each.min() == each.max():
             continue
-        for rounds in np.unique(np.quantile(each, shares, method="lower")):
+        ends = np.unique(each)
+        if few or len(ends) > _FEW:
+            ends = np.unique(np.quantile(each, shares, method="lower"))
+        for rounds in ends:
             if rounds > each.min():
                 last = np.broadcast_to(np.minimum(each, rounds), (num_devices,))
                 yield Leaving(tau=tau, rounds=int(rounds), last_round=last)

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedbudget.budget import Budget, Prices, check_devices
-from fedbudget.checks import choice, floats, within
+from fedbudget.checks import choice, floats, number
 from fedbudget.errors import InvalidInputError
+from fedbudget.models import Loss, loss_named
 from fedbudget.planning.bounds import choose_bound, choose_paper
 from fedbudget.planning.choices import (
     Choice,
@@ -21,7 +22,7 @@ from fedbudget.planning.choices import (
 )
 from fedbudget.planning.joint import choose_joint
 from fedbudget.planning.plans import Plan
-from fedbudget.planning.weighting import WEIGHTS
+from fedbudget.planning.weighting import check_target
 from fedbudget.privacy import accountant_named
 from fedbudget.problem import Problem
 
@@ -47,6 +48,7 @@ def plan(
     planner: str = "joint",
     accountant: str = "gdp",
     weights: str = "auto",
+    target: str = "uniform",
     batch_size: ArrayLike | None = None,
     learning_rate: float | None = None,
     drift_control: bool = True,
@@ -63,8 +65,11 @@ def plan(
             and rounds as the paper does, with its root corrected and its overspending
             repaired.
         accountant: `gdp` (exact), `zcdp` (the paper's) or `pld` (Poisson sampling).
-        weights: `auto` plans them (`paper` and `bound` know only uniform ones),
+        weights: `auto` plans them (`paper` and `bound` take those of the target),
             `uniform` weighs every device alike, `size` every sample.
+        target: What `auto` weights aim at, noise aside: that every device counts alike
+            (`uniform`, as in the paper), or every sample (`size`). Other weights are
+            their own target.
         batch_size: Samples per gradient; planned (as large as it pays) if left out.
         learning_rate: Planned if left out.
         drift_control: Whether `joint` may plan it: devices that keep no state between
@@ -86,7 +91,7 @@ def plan(
     True
     """
     choice("planner", planner, tuple(PLANNERS))
-    choice("weights", weights, WEIGHTS)
+    check_target(weights, target)
     for name, value, kind in (
         ("problem", problem, Problem),
         ("budget", budget, Budget),
@@ -95,6 +100,7 @@ def plan(
         if not isinstance(value, kind):
             raise InvalidInputError(f"{name} must be a {kind.__name__}, got {value!r}")
     check_devices(budget, prices, problem.num_devices)
+    _check_loss(problem.model)
     counts_for = accountant_named(accountant)
     setting = Setting(
         problem=problem,
@@ -103,6 +109,7 @@ def plan(
         accountant=counts_for,
         unit_multiplier=unit_multiplier(problem, budget, counts_for),
         weights=weights,
+        target=target,
         batch_size=check_batch_size(problem, batch_size),
         learning_rate=_checked_rate(learning_rate),
         drift_control=drift_control,
@@ -111,6 +118,17 @@ def plan(
     chosen = PLANNERS[planner](setting)
     worth = _worth(setting, chosen, PLANNERS[planner])
     return complete(setting, chosen, worth, planner=planner)
+
+
+def _check_loss(model: Loss) -> None:
+    """Refuse a loss that devices, which make it from its name, would not train."""
+    several = model.num_outputs if model.num_outputs > 1 else None
+    made = loss_named(model.name, num_classes=several, l2=model.l2)
+    if made != model:
+        raise InvalidInputError(
+            f"a plan names its loss, and {model.name!r} stands for {made}, not for "
+            f"{model}: plan with the loss by name, and scale labels to it"
+        )
 
 
 def _is_cyclic(sampling: str, planner: str, accountant: str, prices: Prices) -> bool:
@@ -134,10 +152,7 @@ def _is_cyclic(sampling: str, planner: str, accountant: str, prices: Prices) -> 
 def _checked_rate(learning_rate: float | None) -> float | None:
     if learning_rate is None:
         return None
-    rate = within("learning_rate", learning_rate, above=0)
-    if not isinstance(rate, float):
-        raise InvalidInputError(f"learning_rate must be one number, got {rate}")
-    return rate
+    return number("learning_rate", learning_rate, above=0)
 
 
 def _worth(

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.checks import Array, choice, whole, within
+from fedbudget.checks import Array, choice, number, numbers, whole, within
 from fedbudget.errors import InvalidInputError
 from fedbudget.models import Loss, loss_named
 from fedbudget.privacy import (
@@ -68,8 +69,16 @@ class Plan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", whole("tau", self.tau))
         object.__setattr__(self, "rounds", whole("rounds", self.rounds))
-        within("learning_rate", self.learning_rate, above=0)
-        within("momentum", self.momentum, least=0, below=1)
+        object.__setattr__(self, "dim", whole("dim", self.dim))
+        object.__setattr__(self, "num_classes", whole("num_classes", self.num_classes))
+        number("learning_rate", self.learning_rate, above=0)
+        number("momentum", self.momentum, least=0, below=1)
+        number("l2", self.l2, least=0)
+        number("lipschitz", self.lipschitz, above=0)
+        if not isinstance(self.drift_control, bool | np.bool_):
+            raise InvalidInputError(
+                f"drift_control must be true or false, got {self.drift_control!r}"
+            )
         for name in (*_COUNTS, *_REALS):
             kind = np.int64 if name in _COUNTS else np.float64
             object.__setattr__(self, name, _array(name, getattr(self, name), kind))
@@ -232,6 +241,15 @@ class Plan:
                 f"{self.epsilon[m]:g} as this plan claims: plan again"
             )
 
+    def digest(self) -> bytes:
+        """Return a few bytes that differ between plans which differ in anything."""
+        found = sha256()
+        for item in fields(self):
+            value = getattr(self, item.name)
+            plain = value if isinstance(value, np.ndarray) else repr(value).encode()
+            found.update(item.name.encode() + b"=" + bytes(plain))
+        return found.digest()
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain numbers, strings and lists."""
         plain: dict[str, Any] = {}
@@ -265,6 +283,10 @@ class Plan:
                     f"{name} must be a list of words, got {values[name]!r}"
                 )
             values[name] = tuple(values[name])
+        if not isinstance(values["epsilon"], list):
+            raise InvalidInputError(
+                f"epsilon must be a list, one per device, got {values['epsilon']!r}"
+            )
         values["epsilon"] = [np.inf if x is None else x for x in values["epsilon"]]
         try:
             plan = cls(**values)
@@ -276,9 +298,11 @@ class Plan:
 
 def _array(name: str, value: Any, kind: type) -> NDArray[Any]:
     """Return a read-only array of its own."""
-    checked = np.atleast_1d(np.asarray(value, dtype=np.float64))
-    if kind is np.int64 and np.any(checked != np.floor(checked)):
-        raise InvalidInputError(f"{name} must be whole numbers, got {value}")
+    checked = np.atleast_1d(np.asarray(numbers(name, value)))
+    if kind is np.int64:
+        within(name, checked, least=0, most=2**53)
+        if np.any(checked != np.floor(checked)):
+            raise InvalidInputError(f"{name} must be whole numbers, got {value}")
     array: NDArray[Any] = checked.astype(kind)
     array.setflags(write=False)
     return array

@@ -40,7 +40,7 @@ def candidates_of(setting: Setting, batch_size: NDArray[np.int64]) -> Candidates
     # Over many steps; for a run's last lap, see `predicted_parts`.
     blocks = setting.blocks(batch_size)
     variance = setting.unit_noise(batch_size) ** 2 / blocks
-    target = target_weights(problem, setting.weights)
+    target = target_weights(problem, setting.weights, setting.target)
     sampling = 1 / batch_size - 1 / problem.num_samples
     return Candidates(
         batch_size=batch_size,

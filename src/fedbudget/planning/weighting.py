@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbudget.checks import Array, choice
+from fedbudget.errors import InvalidInputError
 from fedbudget.problem import Problem
 
-WEIGHTS = ("auto", "uniform", "size")
+TARGETS = ("uniform", "size")
+WEIGHTS = ("auto", *TARGETS)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,13 +33,24 @@ class Weighting:
     bias: Array  # sum (p - t)^2
 
 
-def target_weights(problem: Problem, weights: str) -> Array:
+def check_target(weights: str, target: str) -> None:
+    """Raise unless the weights are known and may aim at the target."""
+    choice("weights", weights, WEIGHTS)
+    choice("target", target, TARGETS)
+    if weights not in ("auto", target) and target != TARGETS[0]:
+        raise InvalidInputError(
+            f"weights {weights!r} are their own target, not {target!r}: leave one of "
+            "them out"
+        )
+
+
+def target_weights(problem: Problem, weights: str, target: str = "uniform") -> Array:
     """Return the weights of the objective (paper: problem).
 
     Uniform weighs every device alike, as the paper does; size weighs every sample.
     """
-    choice("weights", weights, WEIGHTS)
-    size = problem.num_samples if weights == "size" else np.ones(problem.num_devices)
+    aim = target if weights == "auto" else weights
+    size = problem.num_samples if aim == "size" else np.ones(problem.num_devices)
     return np.asarray(size / size.sum())
 
 

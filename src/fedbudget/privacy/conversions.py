@@ -154,9 +154,15 @@ def _iterate(step: Callable[[Array, Index], Array], start: Array) -> Array:
 def _nudge(
     values: Array, wrong: Callable[[Array, Index], NDArray[np.bool_]], *, by: float
 ) -> Array:
-    """Move all entries a hair to the safe side, then those further that need it."""
+    """Move all entries a hair to the safe side, then those further that need it.
+
+    Downwards they end at zero: where rounding hides every positive mu, none is safe.
+    """
     index = np.arange(values.size)
     while index.size:
+        if by <= -1:
+            values[index] = 0.0
+            break
         values[index] += by * np.maximum(values[index], 1e-300)
         by *= 2  # twice as far each time: it ends, however flat the function is
         index = index[wrong(values[index], index)]
