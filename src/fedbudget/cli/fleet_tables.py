@@ -1,9 +1,9 @@
 """What people see of a fleet: live and at the end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
-import numpy as np
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -38,7 +38,11 @@ def show_server_run(run: Run, *, out: str) -> None:
             console,
             [
                 ("privacy", str(plan.privacy)),
-                ("spent", f"epsilon {spent(last['epsilon'])}, at most, by each device"),
+                (
+                    "spent",
+                    f"epsilon {spent(last['epsilon'], rounded_up)}, at most, by each "
+                    "device",
+                ),
                 ("cost", f"{spent(last['cost'])} units, at most, by each device"),
                 ("answers", f"from {span(answers)} devices in a round"),
                 ("record", f"{out}: plan, rounds and model"),
@@ -51,10 +55,14 @@ def show_server_run(run: Run, *, out: str) -> None:
             show_item(console, f"device {index}: {why}")
 
 
-def spent(values: Any) -> str:
+def spent(values: Any, shown: Callable[[float], str] = "{:.4g}".format) -> str:
     """Return the range of what devices have spent, from a row of a run."""
     kept = from_row(values)
-    return span(kept) if np.isfinite(kept).all() else "without bound"
+    most = float(kept.max())
+    if most == inf:
+        return "without bound"
+    texts = shown(float(kept.min())), shown(most)
+    return texts[0] if texts[0] == texts[1] else " to ".join(texts)
 
 
 def live_table(
