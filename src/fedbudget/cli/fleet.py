@@ -97,10 +97,10 @@ def demo(
 
     if out is not None and Path(out).exists():
         raise RecordError(f"{out} is already there: choose another folder")
-    folder = Path(out or tempfile.mkdtemp(prefix="fedbudget-fleet-"))
     terms = Terms(
         epsilon=epsilon, delta=delta, cost=cost, communication=100, computation=1
     )
+    folder = Path(out or tempfile.mkdtemp(prefix="fedbudget-fleet-"))
     with ExitStack() as stack:
         with progress("starting a broker, a coordinator and 16 devices", counter=""):
             data = load("adult", split="by-education", seed=seed)
