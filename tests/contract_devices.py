@@ -32,7 +32,7 @@ SIZES = (40, 9, 25, 33)  # training rows per device
 DIM = 3
 PRICES = fb.Prices(communication=10, computation=[1, 2, 3, 4])
 ROUND_COST = np.array([14.0, 18.0, 22.0, 26.0])  # of tau = 4 steps, by hand
-LARGE = fb.Budget(epsilon=1e6, delta=1e-4, cost=1e9)
+LARGE = fb.Budget(epsilon=1e12, delta=1e-4, cost=1e9)
 QUIET = 1e-6
 PRECISION = 2e-5  # a fleet may count in single precision, and QUIET is noise
 
@@ -95,7 +95,7 @@ def plan_for(data: Dataset, **values: Any) -> fb.Plan:
         "batch_size": data.num_samples,
         "noise_std": np.full(data.num_devices, QUIET),
         "weights": weights / weights.sum(),
-        "epsilon": np.full(data.num_devices, 1e6),
+        "epsilon": np.full(data.num_devices, 1e12),
     }
     return replace(plan, **(quiet | values))
 
@@ -256,8 +256,8 @@ class DevicesContract:
     @pytest.mark.parametrize(
         "budget",
         [
-            fb.Budget(epsilon=1e6, cost=[1e9, 1e9, 1.5 * ROUND_COST[2], 1e9]),
-            fb.Budget(epsilon=[1e6, 1e6, 1.0, 1e6], cost=1e9),
+            fb.Budget(epsilon=1e12, cost=[1e9, 1e9, 1.5 * ROUND_COST[2], 1e9]),
+            fb.Budget(epsilon=[1e12, 1e12, 1.0, 1e12], cost=1e9),
         ],
         ids=["cost", "epsilon"],
     )

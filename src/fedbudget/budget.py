@@ -10,7 +10,7 @@ from fedbudget.checks import Array, PerDevice, floats, per_device, within
 from fedbudget.errors import InvalidInputError
 
 # Far beyond any use, and far below where the arithmetic of a plan overflows.
-MOST_EPSILON, MOST_COST = 1e6, 1e100
+MOST_EPSILON, MOST_COST = 1e12, 1e100
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -249,7 +249,7 @@ def test_what_binds_follows_the_budgets() -> None:
     [
         (fb.Budget(epsilon=[4.0, 101.0, 4.0], cost=1000), "epsilon 101 of device 1 is"),
         (fb.Budget(epsilon=4, delta=0.01, cost=1000), "delta 0.01 is not below one"),
-        (fb.Budget(epsilon=1e6, cost=1e100), "hardly a promise"),  # the largest
+        (fb.Budget(epsilon=1e12, cost=1e100), "hardly a promise"),  # the largest
     ],
 )
 def test_a_plan_says_where_the_promise_is_weak(budget: fb.Budget, said: str) -> None:
