@@ -25,7 +25,7 @@ BUDGET = "--epsilon 4 --cost 1000"
         (
             f"{FLEET} --epsilon 1e308 --cost 9",
             2,
-            ("epsilon", "at most 1e+06", "1e+308"),
+            ("epsilon", "at most 1e+12", "1e+308"),
         ),
         (f"{FLEET} --epsilon 4 --cost 1e308", 2, ("cost", "at most 1e+100", "1e+308")),
         ("sweep adult --epsilons -1 --costs 900", 2, ("epsilons", "got -1\n")),
@@ -66,8 +66,10 @@ BUDGET = "--epsilon 4 --cost 1000"
         (f"plan magic {BUDGET}", 2, ("data 'magic'", "adult")),
         (f"plan no/file.csv {BUDGET} --label y", 2, ("no/file.csv",)),
         # What typer finds wrong.
-        (f"{FLEET} --epsilon four --cost 1000", 2, ("--epsilon", "--help")),
-        (f"{FLEET} {BUDGET} --batch-size 1.5", 2, ("--batch-size", "--help")),
+        (f"{FLEET} --epsilon four --cost 1000", 2, ("--epsilon", "'four'", "--help")),
+        (f"{FLEET} {BUDGET} --batch-size 1.5", 2, ("--batch-size", "'1.5'", "--help")),
+        ("plan no.toml", 2, ("config 'no.toml' is not there", "fedbudget init")),
+        (f"ledger show {__file__}", 1, (__file__, "ledger.sqlite")),
         (f"{FLEET} --cost 1000", 2, ("--epsilon", "fedbudget plan --help")),
         (f"{FLEET} --epsilon 4", 2, ("--cost", "fedbudget plan --help")),
         (f"{FLEET} {BUDGET} --magic", 2, ("--magic", "fedbudget plan --help")),

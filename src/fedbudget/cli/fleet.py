@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedbudget.cli.helping import PlainCommand, PlainGroup
 from fedbudget.cli.options import BUDGETS, OUTPUT, AsJson
 from fedbudget.cli.output import print_json, progress
 
@@ -17,10 +18,11 @@ fleet = typer.Typer(
     help="A fleet on this machine: broker and demonstration.",
     add_completion=False,
     no_args_is_help=True,
+    cls=PlainGroup,
 )
 
 
-@fleet.command()
+@fleet.command(cls=PlainCommand)
 def broker(
     *,
     certs: Annotated[
@@ -49,7 +51,7 @@ def broker(
     )
 
 
-@fleet.command()
+@fleet.command(cls=PlainCommand)
 def demo(
     *,
     epsilon: Annotated[
