@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbudget.errors import (
     DataError,
+    DataWarning,
     FedbudgetError,
     InfeasibleBudgetError,
     InvalidInputError,
@@ -89,6 +90,7 @@ __all__ = [
     "Charge",
     "Constant",
     "DataError",
+    "DataWarning",
     "Dataset",
     "FedbudgetError",
     "Frontier",

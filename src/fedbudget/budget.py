@@ -9,6 +9,9 @@ from numpy.typing import ArrayLike
 from fedbudget.checks import Array, PerDevice, floats, per_device, within
 from fedbudget.errors import InvalidInputError
 
+# Far beyond any use, and far below where the arithmetic of a plan overflows.
+MOST_EPSILON, MOST_COST = 1e12, 1e100
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Budget:
@@ -27,7 +30,11 @@ class Budget:
     def __post_init__(self) -> None:
         checked = {
             "epsilon": within(
-                "epsilon", self.epsilon, above=0, remedy="1 to 10 are usual"
+                "epsilon",
+                self.epsilon,
+                above=0,
+                most=MOST_EPSILON,
+                remedy="1 to 10 are usual",
             ),
             "delta": within(
                 "delta",
@@ -37,7 +44,11 @@ class Budget:
                 remedy="take less than one over the number of samples of a device",
             ),
             "cost": within(
-                "cost", self.cost, above=0, remedy="it must pay for at least one round"
+                "cost",
+                self.cost,
+                above=0,
+                most=MOST_COST,
+                remedy="it must pay for at least one round",
             ),
         }
         _set(self, checked)
@@ -66,7 +77,13 @@ class Prices:
 
     def __post_init__(self) -> None:
         names = ("communication", "computation", "computation_per_sample")
-        _set(self, {name: within(name, getattr(self, name), least=0) for name in names})
+        _set(
+            self,
+            {
+                name: within(name, getattr(self, name), least=0, most=MOST_COST)
+                for name in names
+            },
+        )
 
     def step_cost(self, *, batch_size: ArrayLike) -> Array:
         """Return what one local step costs each device."""

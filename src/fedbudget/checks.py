@@ -53,8 +53,13 @@ def within(
     below: float = np.inf,
     most: float = np.inf,
     remedy: str = "",
+    of: str = "device",
 ) -> float | Array:
-    """Return the numbers if every one is finite and inside the limits."""
+    """Return the numbers if every one is finite and inside the limits.
+
+    Of a list, the error says whose number is wrong: which device's, or nobody's if `of`
+    is empty.
+    """
     checked = numbers(name, value)
     array = np.asarray(checked)
     inside = (array > above) & (array >= least) & (array < below) & (array <= most)
@@ -62,7 +67,7 @@ def within(
     if not inside.all():
         raise InvalidInputError(
             f"{name} must be {_limits(above, least, below, most)}, "
-            f"got {_first(array, ~inside)}" + (f": {remedy}" if remedy else "")
+            f"got {_first(array, ~inside, of)}" + (f": {remedy}" if remedy else "")
         )
     return checked
 
@@ -123,9 +128,9 @@ def _limits(above: float, least: float, below: float, most: float) -> str:
     return " and ".join([*limits, "finite"])
 
 
-def _first(array: Array, wrong: NDArray[np.bool_]) -> str:
+def _first(array: Array, wrong: NDArray[np.bool_], of: str) -> str:
     """Show the first wrong value, and where it is in a list."""
     if array.ndim == 0:
         return f"{float(array):g}"
     index = int(np.argmax(wrong))
-    return f"{array[index]:g} for device {index}"
+    return f"{array[index]:g}" + (f" for {of} {index}" if of else "")

@@ -15,6 +15,7 @@
 
     UserWarning
       NotPrivateWarning         something was read off private rows without noise
+      DataWarning               a cell of a table looks like a slip of the pen
 
 Every message names the thing, its value, the limit, and what to do about it.
 """
@@ -84,3 +85,7 @@ def needed(feature: str, package: str, extra: str = "lab") -> Iterator[None]:
 
 class NotPrivateWarning(UserWarning):
     """A number was read off private rows without noise: no guarantee covers it."""
+
+
+class DataWarning(UserWarning):
+    """A cell of a table looks like a slip of the pen, and was taken as it is."""

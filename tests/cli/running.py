@@ -18,6 +18,11 @@ class Result:
     out: str
     err: str
 
+    @property
+    def words(self) -> str:
+        """What was printed, wherever its lines were broken."""
+        return " ".join(self.out.split())
+
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:
     """Run a command in this process."""

@@ -40,7 +40,8 @@ def test_the_file_is_toml_with_a_mark_on_all_that_was_read_from_the_rows(
     table, out = write_sensors(tmp_path), tmp_path / "new.toml"
     result = run(capsys, "init", str(table), *COLUMNS, "--out", str(out))
     assert result.code == 0
-    assert "300 rows, 3 columns, 5 devices" in result.out
+    assert "300 rows, 3 columns, 5 devices" in result.words
+    assert "empty cells" not in result.out
     assert result.err.startswith("warning: NOT PRIVATE: the bounds and categories of 3")
     text = out.read_text()
     plain = tomllib.loads(text)
@@ -237,8 +238,10 @@ def test_gaps_identifiers_and_partitions(
     path.write_text("volts,who,alarm\n" + "\n".join(rows))
     asked = (str(path), "--label", "alarm", "--partition", "iid:1", "--out", str(out))
     result = run(capsys, "init", *asked)
-    assert_one_line(result, code=2, says=("'who'", "19999 distinct texts"))
-    assert run(capsys, "init", *asked, "--drop", "who").code == 0
+    assert_one_line(result, code=2, says=("'who'", "20000 distinct texts"))
+    result = run(capsys, "init", *asked, "--drop", "who")
+    assert result.code == 0
+    assert "1 row has an empty cell and is left out" in result.words
     plain = tomllib.loads(out.read_text())
     assert plain["data"]["missing"] == "drop"
     assert plain["budget"]["delta"] == 1e-6  # below one over 20,000 rows, with room
@@ -268,5 +271,7 @@ def test_init_refuses(
 
 
 def test_a_file_that_cannot_be_read() -> None:
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"nothing.toml' is not there: check the path"):
         read_config("/proc/nothing.toml")
+    with pytest.raises(DataError, match=r"'/proc' cannot be read, Is a directory"):
+        read_config("/proc")

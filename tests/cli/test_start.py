@@ -70,6 +70,21 @@ def test_every_option_has_help_and_a_default(command: str) -> None:
         ), option.name
 
 
+@pytest.mark.parametrize("command", ["", "train", "ledger show", "fleet demo"])
+def test_help_shows_flags_without_a_value(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    result = run(capsys, *command.split(), "--help")
+    assert result.code == 0 and "--help" in result.out
+    assert "bool" not in result.out.lower()
+
+
+def test_shells_can_complete() -> None:
+    asked = {"COMP_WORDS": "fedbudget plan --eps", "COMP_CWORD": "2"}
+    result = run_python(COMMAND, _FEDBUDGET_COMPLETE="complete_bash", **asked)
+    assert result.out.split() == ["--epsilon"]
+
+
 def test_metavars_name_what_the_library_knows() -> None:
     group = typer.main.get_command(app)
     found = {p.name: p for p in group.commands["plan"].params}  # type: ignore[attr-defined]

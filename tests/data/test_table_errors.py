@@ -9,8 +9,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from fedbudget.data import Categorical, Schema, from_table, infer_schema
-from fedbudget.errors import DataError, InvalidInputError, MissingExtraError
+from fedbudget.data import Categorical, Numeric, Schema, from_table, infer_schema
+from fedbudget.errors import (
+    DataError,
+    DataWarning,
+    InvalidInputError,
+    MissingExtraError,
+)
 from tests.data.examples import SCHEMA, frame
 
 BAD_TABLES: dict[str, tuple[Callable[[pd.DataFrame], Any], str]] = {
@@ -75,6 +80,42 @@ def test_too_many_categories_are_refused() -> None:
         from_table(df, label="alarm", device="sensor")
 
 
+@pytest.mark.filterwarnings("ignore::fedbudget.NotPrivateWarning")
+def test_a_word_among_numbers_is_told_with_its_row() -> None:
+    volts = [1, None, 2, "2x", 3, 3]
+    table = {"volts": [None if v is None else str(v) for v in volts]}
+    table |= {"y": list("ababab"), "id": list("aabbcc")}
+    with pytest.warns(
+        DataWarning, match=r"'volts' holds .* in 4 rows but '2x' in row 3"
+    ):
+        found = infer_schema(table, label="y", device="id")
+    assert found.features["volts"] == Categorical(("1", "2", "2x", "3"))
+    with pytest.warns(DataWarning, match=r"label 'y' holds .* but 'no' in row 2"):
+        infer_schema({"v": [1, 2, 3, 4], "y": ["0", "1", "no", "1"]}, label="y")
+
+
+@pytest.mark.filterwarnings("error::fedbudget.DataWarning")
+@pytest.mark.filterwarnings("ignore::fedbudget.NotPrivateWarning")
+def test_words_with_a_few_numbers_are_categories() -> None:
+    table = {"room": ["1", "attic", "cellar"], "y": ["0", "1", "1"]}
+    found = infer_schema(table, label="y")
+    assert found.features["room"] == Categorical(("1", "attic", "cellar"))
+
+
+@pytest.mark.filterwarnings("ignore::fedbudget.NotPrivateWarning")
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_classes_and_bounds_are_those_of_all_rows(kind: Callable[..., Any]) -> None:
+    # The only row of class 1 has a gap elsewhere: it is one all the same.
+    table = {"v": kind([1.0, 2.0, np.nan]), "w": [1, 2, 9], "y": [0, 0, 1]}
+    found = infer_schema(table, label="y")
+    assert found.classes == ("0", "1")
+    assert found.features == {"v": Numeric(1, 2), "w": Numeric(1, 9)}
+    data = from_table(table, label="y", partition="iid:1", missing="drop")
+    assert data.classes == ("0", "1")
+    with pytest.raises(DataError, match="no row is complete"):
+        infer_schema({"v": [None, None], "y": [0, 1]}, label="y")
+
+
 def test_bad_files_are_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {"label": "alarm", "device": "sensor"}
     with pytest.raises(DataError, match=r"nowhere\.csv' is not there"):
@@ -92,7 +133,7 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         from_table(tmp_path / "t.csv.gz", **options)
     (tmp_path / "t.csv").write_text("a,b\n1,2\n3\n")
-    with pytest.raises(DataError, match="damaged"):
+    with pytest.raises(DataError, match=r"row 3 of file '.*t\.csv' .* has 1 cell, and"):
         from_table(tmp_path / "t.csv", **options)
 
 

@@ -39,6 +39,11 @@ def test_if_one_node_is_gone_the_next_is_taken(any_broker: BrokerProcess) -> Non
         assert connection.wait_connected(20)
 
 
+def test_trouble_names_the_port_of_each_node() -> None:
+    connection = Connection(Broker(host="one,two:1"), name="device-0", topics=())
+    assert connection.trouble == "no broker at one:8883 or two:1"
+
+
 def message(topic: str, payload: bytes) -> Message:
     return Message(topic=topic, payload=payload, receiver="device-0")
 

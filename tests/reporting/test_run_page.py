@@ -321,7 +321,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder.parent / "page.html"
     result = run(capsys, "report", str(folder), "--out", str(out))
     assert (result.code, result.err) == (0, "")
-    assert out.exists() and "open it in a browser" in result.out
+    assert out.exists() and "open it in a browser" in result.words
     result = run(capsys, "report", str(folder), "--json")
     found = json.loads(result.out)
     assert found["finished"] and found["metric"] == "test_accuracy"
@@ -336,9 +336,36 @@ def test_what_is_no_run_folder_is_one_line(
 ) -> None:
     (folder / name).write_text("{")
     result = run(capsys, "report", str(folder))
-    assert_one_line(result, code=1, says=(str(folder), "cannot be read as a run"))
+    says = (str(folder), "cannot be read as a run", f"its {name} is damaged", "copy")
+    assert_one_line(result, code=1, says=says)
     result = run(capsys, "report", str(folder / "none"))
     assert_one_line(result, code=1, says=("not a run folder", "fedbudget train --out"))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "0 of the"),
+        ("garbage\n", "0 of the"),
+        ("{}\n", "line 1"),
+        ("x\ny\n", "1 is"),
+    ],
+)
+def test_rounds_that_are_gone_or_damaged_are_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
+) -> None:
+    (folder / "rounds.jsonl").write_text(text)
+    result = run(capsys, "report", str(folder), "--no-compare")
+    assert_one_line(result, code=1, says=("its rounds.jsonl is damaged", why))
+
+
+def test_lines_are_wrapped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (("report", "--no-compare"), ("export", str(folder / "m.json"))):
+        result = run(capsys, command[0], str(folder), command[1])
+        assert result.code == 0
+        assert result.out.count("\n") > 3
+        words = [line for line in result.out.splitlines() if "/" not in line]
+        assert all(len(line) <= 80 for line in words)
 
 
 def test_a_place_that_cannot_be_written(

@@ -7,7 +7,7 @@ asking.py     from options to the arguments of a command
 sources.py    from the data options to rows and a problem
 layout.py     how pages for people look; tables.py, results.py, measured.py and
               fleet_tables.py fill them
-output.py     JSON, warnings, errors and progress
+output.py     JSON, warnings, errors and progress; helping.py: how help shows flags
 """
 
 import sys

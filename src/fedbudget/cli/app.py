@@ -18,6 +18,7 @@ from fedbudget.cli.device import device
 from fedbudget.cli.doctoring import doctor
 from fedbudget.cli.exporting import export
 from fedbudget.cli.fleet import fleet
+from fedbudget.cli.helping import PlainCommand, PlainGroup
 from fedbudget.cli.ledger import ledger
 from fedbudget.cli.measuring import measure
 from fedbudget.cli.output import Stopped, loud_warnings, say
@@ -41,6 +42,7 @@ app = typer.Typer(
     help="Federated learning within two budgets: privacy and resources.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
+    cls=PlainGroup,
 )
 
 
@@ -61,12 +63,9 @@ def start(
 
 
 for command in (init, measure, plan, frontier, train, sweep, report, paper, ui):
-    app.command()(command)
-app.command()(export)
-app.command()(doctor)
-app.command()(certs)
-app.command()(server)
-app.command()(device)
+    app.command(cls=PlainCommand)(command)
+for command in (export, doctor, certs, server, device):
+    app.command(cls=PlainCommand)(command)
 app.add_typer(ledger, name="ledger")
 app.add_typer(fleet, name="fleet")
 
@@ -156,4 +155,13 @@ def _usage(error: Any) -> str:
     """Say what is wrong with the command line, and which help to read."""
     command = error.ctx.command_path if error.ctx is not None else "fedbudget"
     wrong = error.format_message().rstrip(".") or "which command is missing"
-    return f"{wrong}: see {command} --help"
+    return f"{wrong}{_refused(error)}: see {command} --help"
+
+
+def _refused(error: Any) -> str:
+    """Show the value that an option would not take, where the message does not."""
+    cause = error.__cause__  # pydantic's, which newer versions of Typer read with
+    if not hasattr(cause, "errors"):
+        return ""
+    value = str(cause.errors()[0].get("input"))
+    return "" if value in error.message else f", got {value!r}"

@@ -183,8 +183,21 @@ def read_config(path: str | Path) -> Config:
         raise DataError(
             f"{path}{where}: {said[:1].lower()}{said[1:]}: write TOML, key = value"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"config {str(path)!r} cannot be read: {error}") from None
+    except FileNotFoundError:
+        raise DataError(
+            f"config {str(path)!r} is not there: check the path, or write one with "
+            "fedbudget init"
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"config {str(path)!r} cannot be read, {error.strerror or error}: check "
+            "its permissions"
+        ) from None
+    except UnicodeDecodeError:
+        raise DataError(
+            f"config {str(path)!r} is not text in UTF-8: save it as such, or name "
+            "another file"
+        ) from None
     config = Config(path=Path(path), values=values, lines=key_lines(text))
     _check(config)
     return config

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from fedbudget.cli.options import AsJson
-from fedbudget.cli.output import one_line, print_json
+from fedbudget.cli.output import print_json
 
 
 def export(
@@ -33,6 +33,9 @@ def export(
         print_json({"file": out, **facts, "privacy": model.privacy})
         return
     kind = "regression" if model.classes is None else f"{len(model.classes)} classes"
-    typer.echo(one_line(f"{out}: {model.loss}, {model.dim} columns, {kind}"))
-    typer.echo("rows must be encoded as in training, by the same schema")
-    typer.echo(one_line(f"promised: {model.privacy}"))
+    from fedbudget.cli.layout import new_page, show_line
+
+    with new_page() as console:
+        show_line(console, f"{out}: {model.loss}, {model.dim} columns, {kind}")
+        show_line(console, "rows must be encoded as in training, by the same schema")
+        show_line(console, f"promised: {model.privacy}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedbudget.cli.helping import PlainCommand, PlainGroup
 from fedbudget.cli.options import BUDGETS, OUTPUT, AsJson
 from fedbudget.cli.output import print_json, progress
 
@@ -17,10 +18,11 @@ fleet = typer.Typer(
     help="A fleet on this machine: broker and demonstration.",
     add_completion=False,
     no_args_is_help=True,
+    cls=PlainGroup,
 )
 
 
-@fleet.command()
+@fleet.command(cls=PlainCommand)
 def broker(
     *,
     certs: Annotated[
@@ -49,7 +51,7 @@ def broker(
     )
 
 
-@fleet.command()
+@fleet.command(cls=PlainCommand)
 def demo(
     *,
     epsilon: Annotated[
@@ -97,10 +99,10 @@ def demo(
 
     if out is not None and Path(out).exists():
         raise RecordError(f"{out} is already there: choose another folder")
-    folder = Path(out or tempfile.mkdtemp(prefix="fedbudget-fleet-"))
     terms = Terms(
         epsilon=epsilon, delta=delta, cost=cost, communication=100, computation=1
     )
+    folder = Path(out or tempfile.mkdtemp(prefix="fedbudget-fleet-"))
     with ExitStack() as stack:
         with progress("starting a broker, a coordinator and 16 devices", counter=""):
             data = load("adult", split="by-education", seed=seed)

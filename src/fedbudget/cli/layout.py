@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from textwrap import wrap
 
 from rich.console import Console
 from rich.padding import Padding
@@ -36,6 +37,15 @@ def show_title(console: Console, source: Source) -> None:
     """Name the data; synthetic ones in red."""
     style = "bold red" if "SYNTHETIC" in source.line else "bold"
     console.print(Text(one_line(source.line), style=style))
+
+
+def show_line(console: Console, text: str) -> None:
+    """Show a line of text, wrapped between words: a path stays whole."""
+    lines = wrap(
+        one_line(text), console.width, break_long_words=False, break_on_hyphens=False
+    )
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
 
 
 def show_heading(console: Console, text: str) -> None:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from fedbudget.cli.helping import PlainCommand, PlainGroup
 from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import print_json
 
@@ -11,7 +12,10 @@ if TYPE_CHECKING:
     from fedbudget.fleet.statement import Statement
 
 ledger = typer.Typer(
-    help="A device's ledger, for its owner.", add_completion=False, no_args_is_help=True
+    help="A device's ledger, for its owner.",
+    add_completion=False,
+    no_args_is_help=True,
+    cls=PlainGroup,
 )
 
 Path: TypeAlias = Annotated[
@@ -20,7 +24,7 @@ Path: TypeAlias = Annotated[
 ]
 
 
-@ledger.command()
+@ledger.command(cls=PlainCommand)
 def show(path: Path, *, as_json: AsJson = False) -> None:
     """Show what was spent, of which budget, and in which runs."""
     from fedbudget.fleet.statement import read_statement
@@ -32,7 +36,7 @@ def show(path: Path, *, as_json: AsJson = False) -> None:
     _show(statement)
 
 
-@ledger.command()
+@ledger.command(cls=PlainCommand)
 def verify(path: Path, *, as_json: AsJson = False) -> None:
     """Check that no entry was edited, removed, moved or cut off; exit 1 if one was."""
     from fedbudget.fleet.statement import read_statement

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fedbudget.errors import NotPrivateWarning
+from fedbudget.errors import DataWarning, NotPrivateWarning
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -53,9 +53,10 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def loud_warnings() -> Iterator[None]:
-    """Show every warning about privacy, as one line; leave the others as they are."""
+    """Show our own warnings, each as one line; leave the others as they are."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", NotPrivateWarning)
+        warnings.simplefilter("always", DataWarning)
         usual = warnings.showwarning
 
         def show(
@@ -69,6 +70,8 @@ def loud_warnings() -> Iterator[None]:
             if issubclass(category, NotPrivateWarning):
                 told = str(message).removeprefix("NOT PRIVATE: ")
                 say("warning", f"NOT PRIVATE: {told}", style="bold yellow")
+            elif issubclass(category, DataWarning):
+                say("warning", str(message), style="bold yellow")
             else:
                 usual(message, category, filename, lineno, file, line)
 

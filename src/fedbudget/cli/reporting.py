@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from fedbudget.cli.options import OUTPUT, AsJson
-from fedbudget.cli.output import one_line, print_json, progress
+from fedbudget.cli.output import print_json, progress
 
 
 def report(
@@ -63,8 +63,10 @@ def report(
             }
         )
         return
-    typer.echo(
-        one_line(f"{page}: {page.stat().st_size // 1024} kB, open it in a browser")
-    )
-    for item in told:
-        typer.echo(f"- {item.text}")
+    from fedbudget.cli.layout import new_page, show_item, show_line
+
+    with new_page() as console:
+        size = page.stat().st_size // 1024
+        show_line(console, f"{page}: {size} kB, open it in a browser")
+        for item in told:
+            show_item(console, item.text)

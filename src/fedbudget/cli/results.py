@@ -21,6 +21,7 @@ from fedbudget.cli.sweeping import Point, spread
 from fedbudget.data.messages import counted, span
 from fedbudget.devices.sweeping import Sweep
 from fedbudget.planning import Plan
+from fedbudget.planning.cautions import weak_promises
 from fedbudget.record import from_row
 from fedbudget.training import Run
 
@@ -59,6 +60,10 @@ def show_run(source: Source, budget: Budget, run: Run, *, record: str | None) ->
         _show_measured(console, measured)
         if run.advice:
             show_item(console, run.advice)
+        if run.plan.accountant != "none":
+            epsilon, delta, _ = budget.per_device(run.plan.num_devices)
+            for caution in weak_promises(epsilon, delta, run.plan.num_samples):
+                show_item(console, caution)
 
 
 def show_sweep(

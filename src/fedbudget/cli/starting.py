@@ -16,6 +16,7 @@ from fedbudget.cli.output import print_json, progress
 from fedbudget.data import Categorical, Numeric
 from fedbudget.data.drafting import Draft, draft
 from fedbudget.data.features import Feature
+from fedbudget.data.messages import counted
 from fedbudget.data.partitions import parse_partition
 from fedbudget.errors import InvalidInputError, NotPrivateWarning, RecordError
 from fedbudget.record import whole_file
@@ -95,13 +96,32 @@ def init(
         stacklevel=2,
     )
     if as_json:
-        print_json({"file": out, "rows": found.num_rows, **found.schema.to_dict()})
+        told = {"rows": found.num_rows, "rows_with_gaps": found.rows_with_gaps}
+        print_json({"file": out, **told, **found.schema.to_dict()})
         return
-    typer.echo(
-        f"{out}: {found.num_rows} rows, {columns} columns, "
-        + ("dealt out" if device is None else f"{found.num_devices} devices")
+    from fedbudget.cli.layout import new_page, show_line
+
+    owned = "dealt out" if device is None else counted(found.num_devices, "device")
+    rows = counted(found.num_rows, "row")
+    with new_page() as console:
+        show_line(console, f"{out}: {rows}, {columns} columns, {owned}")
+        if found.rows_with_gaps:
+            show_line(
+                console,
+                f"{_gaps(found.rows_with_gaps)} left out "
+                '(missing = "drop"): fill them, or say missing = ... for a column',
+            )
+        show_line(
+            console, f"edit it, then: fedbudget plan {out}, fedbudget train {out}"
+        )
+
+
+def _gaps(rows: int) -> str:
+    return (
+        "1 row has an empty cell and is"
+        if rows == 1
+        else f"{rows} rows have empty cells and are"
     )
-    typer.echo(f"edit it, then: fedbudget plan {out}, fedbudget train {out}")
 
 
 def _lines(

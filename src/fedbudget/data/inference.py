@@ -6,10 +6,10 @@ from math import inf
 
 import numpy as np
 
-from fedbudget.data.columns import Coded, Column, as_coded
+from fedbudget.data.columns import Coded, Column, as_coded, missing
 from fedbudget.data.features import Categorical, Feature, Numeric
 from fedbudget.data.schema import Schema
-from fedbudget.errors import DataError, NotPrivateWarning
+from fedbudget.errors import DataError, DataWarning, NotPrivateWarning
 
 MOST_CLASSES = 1000  # more distinct values than this are an identifier, not a category
 MOST_NUMERIC_CLASSES = 20  # a numeric label with more distinct values is regression
@@ -20,6 +20,8 @@ def schema_from_rows(
     columns: Mapping[str, Column], *, label: str, intercept: bool = True
 ) -> Schema:
     """Read bounds and categories off the rows, and warn that this is not private.
+
+    Every cell that is not empty counts, also in rows whose other cells are.
 
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore", NotPrivateWarning)
@@ -38,7 +40,8 @@ def schema_from_rows(
     warnings.warn(
         f"the bounds and categories of columns {names} were read off private rows, "
         "and no privacy guarantee covers them; pass schema=Schema(...) with public "
-        "bounds and categories instead",
+        "bounds and categories instead (on the command line: fedbudget init, or "
+        "--schema)",
         NotPrivateWarning,
         stacklevel=3,
     )
@@ -62,14 +65,17 @@ def _feature(name: str, column: Column) -> Feature:
 def _bounds(name: str, numbers: Column) -> Numeric:
     """Return the smallest and the largest value as bounds."""
     values = np.asarray(numbers)
-    bad = ~np.isfinite(values)
+    bad = np.isinf(values)
     if bad.any():
         row = int(np.argmax(bad))
         raise DataError(
             f"column {name!r} holds {values[row]} in row {row} (counted from 0), not a "
             "finite number: replace it, or drop the row"
         )
-    low, high = float(values.min()), float(values.max())
+    held = values[~np.isnan(values)]  # NaN is an empty cell
+    if not len(held):
+        raise DataError(f"column {name!r} has no value in any row: leave it out")
+    low, high = float(held.min()), float(held.max())
     if high - low == inf:
         raise DataError(
             f"column {name!r} reaches from {low} to {high}, too far to scale: divide "
@@ -84,15 +90,18 @@ def _target(label: str, column: Column) -> Feature:
     """Tell classes from numbers to predict."""
     if not isinstance(column, Coded):
         bounds = _bounds(label, column)
-        if len(np.unique(column)) > MOST_NUMERIC_CLASSES:
+        held = np.asarray(column)[~missing(column)]
+        if len(np.unique(held)) > MOST_NUMERIC_CLASSES:
             return bounds
-        largest = float(np.abs(column).max())
+        largest = float(np.abs(held).max())
         if largest >= LARGEST_EXACT:
             raise DataError(
                 f"label {label!r} holds numbers up to {largest:g}, and from "
                 f"{LARGEST_EXACT} on a decimal number may stand for several classes: "
                 "make the column text or whole numbers, or list the classes in a schema"
             )
+    else:
+        _warn_of_slips(f"label {label!r}", column)
     classes = as_coded(column).values
     if len(classes) < 2:
         shown = repr(classes[0]) if classes else "none"
@@ -113,12 +122,33 @@ def _check_mixed(name: str, column: Coded) -> None:
     """Refuse a column of numbers which a few words have turned into text."""
     words = [value for value in column.values if not _is_number(value)]
     if words and len(column.values) - len(words) > MOST_NUMERIC_CLASSES:
-        code = column.values.index(words[0])
-        row = int(np.argmax(column.codes == code))
+        row = _first_row(column, words[0])
         raise DataError(
             f"column {name!r} mixes numbers and text, {words[0]!r} in row {row} "
             "(counted from 0): make it one of the two, or empty the cell"
         )
+    _warn_of_slips(f"column {name!r}", column)
+
+
+def _warn_of_slips(what: str, column: Coded) -> None:
+    """Warn of a word among numbers: it has made categories of them all."""
+    is_word = np.array([not _is_number(value) for value in column.values], dtype=bool)
+    held = column.codes[column.codes >= 0]
+    words = int(is_word[held].sum())
+    if not 0 < 2 * words < len(held):
+        return
+    word = column.values[int(np.argmax(is_word))]
+    warnings.warn(
+        f"{what} holds numbers in {len(held) - words} rows but {word!r} in row "
+        f"{_first_row(column, word)} (counted from 0), so all of them were taken as "
+        "categories: correct or empty the cell if it is a slip",
+        DataWarning,
+        stacklevel=2,
+    )
+
+
+def _first_row(column: Coded, value: str) -> int:
+    return int(np.argmax(column.codes == column.values.index(value)))
 
 
 def _is_number(text: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedbudget.data.columns import FALSE, TRUE, Coded, Column, as_coded, check_name
+from fedbudget.data.messages import counted
 from fedbudget.errors import DataError, needed
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -100,7 +101,11 @@ def _read_csv(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
         false_values=list(FALSE),
         column_types=dict.fromkeys(text, pa.large_string()),
     )
-    table = csv.read_csv(path, convert_options=options)
+    try:
+        table = csv.read_csv(path, convert_options=options)
+    except pa.ArrowInvalid:
+        _check_widths(path)
+        raise
     names = table.column_names
     # Only where cells were taken for empty is a second look at their texts needed.
     again = [n for n in text if names.count(n) == 1 and table.column(n).null_count]
@@ -116,6 +121,35 @@ def _read_csv(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
         cells = compute.if_else(empty, pa.scalar(None, pa.large_string()), cells)
         table = table.set_column(names.index(name), name, cells)
     return table
+
+
+def _check_widths(path: Path) -> None:
+    """Refuse a CSV file with a row of more or fewer cells than its header has."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    found: list[Any] = []
+
+    def note(row: Any) -> str:
+        found.append(row)
+        return "error"
+
+    try:  # only one thread counts rows
+        csv.read_csv(
+            path,
+            read_options=csv.ReadOptions(use_threads=False),
+            parse_options=csv.ParseOptions(invalid_row_handler=note),
+        )
+    except pa.ArrowInvalid:
+        pass
+    if found:
+        row = found[0]
+        at = f"row {row.number}" if row.number is not None else "a row"
+        raise DataError(
+            f"{at} of file {str(path)!r} (the header is row 1) has "
+            f"{counted(row.actual_columns, 'cell')}, and the header has "
+            f"{row.expected_columns}: correct it, and quote cells that hold a comma"
+        )
 
 
 def read_column(table: Any, name: str) -> Column:

@@ -77,9 +77,10 @@ dissimilarity mild
     table = read_table(source, text=_texts(schema, by))
     columns = _columns(table, label=label, device=by, schema=schema)
     owned = None if by is None else (by, read_devices(table, by))
-    columns, owners = _without_gaps(columns, owned, schema, drop=missing == "drop")
+    whole, owners = _without_gaps(columns, owned, schema, drop=missing == "drop")
     if schema is None:
         schema = schema_from_rows(columns, label=label, intercept=intercept)
+    columns = whole
     x, y = schema.encode(columns), schema.encode_label(columns[label])
     if owners is not None:
         ids, names = np.asarray(owners.codes), owners.values
@@ -110,8 +111,8 @@ def infer_schema(
     _check_names(label, device)
     table = read_table(source)
     columns = _columns(table, label=label, device=device, schema=None)
-    complete, _ = _without_gaps(columns, None, None, drop=True)
-    return schema_from_rows(complete, label=label, intercept=intercept)
+    _without_gaps(columns, None, None, drop=True)  # refuses if no row is complete
+    return schema_from_rows(columns, label=label, intercept=intercept)
 
 
 def _check_names(label: Any, device: Any) -> None:
@@ -225,8 +226,8 @@ def _without_gaps(
         more = f" (and {len(counts) - 1} more columns)" if len(counts) > 1 else ""
         raise DataError(
             f"column {name!r} has {count} empty cells, the first in row {row} (counted "
-            f"from 0){more}: fill them, pass missing='drop', or say missing= in a "
-            "schema"
+            f"from 0){more}: fill them, drop these rows (missing='drop', --missing "
+            "drop), or say missing= in a schema"
         )
     keep: Bools = ~np.logical_or.reduce(list(gaps.values()))
     if not keep.any():

@@ -153,7 +153,11 @@ def check_chain(database: sqlite3.Connection) -> list[Entry]:
             "SELECT number, kind, run, round, body, digest FROM entries ORDER BY number"
         ).fetchall()
     except sqlite3.Error as error:
-        raise LedgerError(f"the ledger cannot be read: {error}") from None
+        where = database.execute("PRAGMA database_list").fetchone()[2]
+        raise LedgerError(
+            f"{where!r} cannot be read as a ledger ({error}): name the SQLite file of "
+            "a device, its ledger.sqlite"
+        ) from None
     for place, (number, kind, run, round, text, digest) in enumerate(rows, 1):
         if number != place:
             raise LedgerError(f"entry {place} is missing: the ledger was tampered with")

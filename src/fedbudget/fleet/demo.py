@@ -110,15 +110,24 @@ class TrialFleet:
             return {}
 
     def wait(self, on_status: Callable[[dict[str, Any]], None]) -> None:
-        """Wait for the coordinator's end, showing what it does meanwhile."""
+        """Wait for the coordinator's end, showing what it does meanwhile.
+
+        Raises:
+            TrainingError: A process of the fleet has ended before its time.
+        """
+        named = dict(zip(self.names, self.devices, strict=True))
+        others = {"the broker": self.broker}
+        others |= {f"device {name}": device for name, device in named.items()}
         while self.server.code is None:
+            for name, other in others.items():
+                if other.code is not None:
+                    raise TrainingError(f"{name} has ended: {other.last_words}")
             found = self.status()
             if found.get("devices"):
                 on_status(found)
             self.server.wait(0.2)
         if self.server.code != 0:
-            told = self.server.log.read_text(errors="replace").strip().splitlines()
-            raise TrainingError(f"the coordinator has failed: {told[-1]}")
+            raise TrainingError(f"the coordinator has failed: {self.server.last_words}")
 
     def final_status(self) -> dict[str, Any]:
         """Return how the run ended, with what each device's own ledger says."""

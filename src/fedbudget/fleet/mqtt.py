@@ -127,7 +127,7 @@ class Connection:
     @property
     def trouble(self) -> str:
         """Why nobody may be heard, in words; empty if all is well."""
-        where = f"{self.broker.host}:{self.broker.port}"
+        where = " or ".join(f"{host}:{port}" for host, port in self.broker.nodes)
         return "" if self.connected else f"no broker at {where}"
 
     def wait_connected(self, seconds: float) -> bool:

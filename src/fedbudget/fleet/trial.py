@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbudget.budget import Budget, Prices
 from fedbudget.errors import TrainingError
 from fedbudget.fleet.certificates import identity_of
 from fedbudget.models import Labels, Rows
@@ -40,6 +41,11 @@ class Terms:
     computation: float
     least_noise_multiplier: float = 1.0
     loss: str = "logistic"
+
+    def __post_init__(self) -> None:
+        # What a device's own process would refuse, refused before any is started.
+        Budget(epsilon=self.epsilon, delta=self.delta, cost=self.cost)
+        Prices(communication=self.communication, computation=self.computation)
 
 
 def write_site(
@@ -131,6 +137,12 @@ class Child:
         """How it ended; none while it runs."""
         return None if self._process is None else self._process.poll()
 
+    @property
+    def last_words(self) -> str:
+        """The last line that it has written, or how it ended without one."""
+        told = self.log.read_text(errors="replace").strip().splitlines()
+        return told[-1] if told else f"nothing (exit code {self.code})"
+
     def wait(self, seconds: float) -> int | None:
         """Wait for its end and return how it ended; none if it goes on."""
         assert self._process is not None
@@ -170,9 +182,9 @@ def wait_until(
     end = time.monotonic() + seconds
     while not reached():
         if child.code is not None or time.monotonic() > end:
-            told = child.log.read_text(errors="replace").strip().splitlines()
-            last = told[-1] if told else "nothing"
-            raise TrainingError(f"{what} did not come: its process says {last!r}")
+            raise TrainingError(
+                f"{what} did not come: its process says {child.last_words!r}"
+            )
         time.sleep(0.05)
 
 

@@ -8,6 +8,7 @@ joint.py        the default planner, on top of
   leaving.py      devices that leave before the end
   advice.py       when not to federate
 bounds.py       the paper's planner, and one on the sound form of its bound
+cautions.py     when an epsilon or a delta promises next to nothing
 affordable.py   which tau and rounds every device can pay for
 choices.py      what planners are asked and what they answer; noise and cost added
 plans.py        the plan itself

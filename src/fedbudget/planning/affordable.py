@@ -41,7 +41,7 @@ def rounds_each(
     price = prices.run_cost(rounds=1, tau=tau, batch_size=batch_size)
     price, cost = np.broadcast_arrays(np.atleast_1d(price), floats(budget.cost))
     most = MAX_STEPS // tau
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         rounds = np.minimum(np.floor(cost / price), most)
     # The division may have rounded up to a whole number that does not fit.
     return np.asarray(rounds - (rounds * price > cost), dtype=np.int64)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, floats, per_device, whole, within
+from fedbudget.budget import MOST_COST, MOST_EPSILON, Budget, Prices
+from fedbudget.checks import Array, floats, whole, within
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.planning.affordable import MAX_STEPS, check_one_round, max_rounds
+from fedbudget.planning.cautions import weak_promises
 from fedbudget.planning.leaving import who_is_idle
 from fedbudget.planning.plans import Plan
 from fedbudget.privacy import GDP, Accountant, NoisyGradients
@@ -100,9 +101,9 @@ class Setting:
         one = prices.run_cost(rounds=1, tau=1, batch_size=batch)
         added = np.maximum(cost * floats(old.cost), one) if cost > 0 else 0.0
         budget = Budget(
-            epsilon=floats(old.epsilon) * (1 + epsilon),
+            epsilon=np.minimum(floats(old.epsilon) * (1 + epsilon), MOST_EPSILON),
             delta=old.delta,
-            cost=floats(old.cost) + added,
+            cost=np.minimum(floats(old.cost) + added, MOST_COST),
         )
         multiplier = self.unit_multiplier
         if epsilon > 0:
@@ -270,14 +271,9 @@ def _cautions(setting: Setting, choice: Choice) -> Iterator[str]:
     """Say what a reader should know before trusting the plan."""
     if choice.tau * choice.rounds > 0.9 * MAX_STEPS:
         yield f"the search ends at {MAX_STEPS} steps: more might be better"
-    delta = per_device("delta", setting.budget.delta, setting.problem.num_devices)
-    many = delta * setting.problem.num_samples >= 1
-    if many.any():
-        m = int(np.argmax(many))
-        yield (
-            f"delta {delta[m]:g} is not below one over the samples of device {m}, "
-            f"{setting.problem.num_samples[m]}: it would allow to publish one of them"
-        )
+    problem = setting.problem
+    epsilon, delta, _ = setting.budget.per_device(problem.num_devices)
+    yield from weak_promises(epsilon, delta, problem.num_samples)
 
 
 def check_batch_size(problem: Problem, batch_size: object) -> NDArray[np.int64] | None:

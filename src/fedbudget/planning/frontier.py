@@ -107,8 +107,8 @@ def frontier(
     if costs is None:
         one = prices.run_cost(rounds=1, tau=1, batch_size=problem.num_samples)
         costs = np.array([2, 3, 5, 8, 10]) * (float(one.max()) or 1.0)
-    eps_axis = np.unique(floats(within("epsilons", epsilons, above=0)))
-    cost_axis = np.unique(floats(within("costs", costs, above=0)))
+    eps_axis = np.unique(floats(within("epsilons", epsilons, above=0, of="")))
+    cost_axis = np.unique(floats(within("costs", costs, above=0, of="")))
     rows = []
     for epsilon in eps_axis:
         row: list[Plan | None] = []

@@ -180,8 +180,9 @@ def _worth(
     least = _NOTICEABLE * setting.problem["initial_gap"]
     binding = (name for name, share in shares.items() if share > _WORTHWHILE)
     return Worth(
-        epsilon_price=saved["privacy"] / float(more_epsilon),
-        cost_price=saved["cost"] / float(more_cost),
+        # A budget at its limit has no more: nothing is saved, and nothing is 0 / 0.
+        epsilon_price=saved["privacy"] / (float(more_epsilon) or 1.0),
+        cost_price=saved["cost"] / (float(more_cost) or 1.0),
         binding=tuple(name for name in binding if saved[name] > least),
         reason=(
             f"{more_epsilon:.3g} more epsilon would lower that loss by "

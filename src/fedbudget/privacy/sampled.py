@@ -83,6 +83,8 @@ def _pld_epsilon(delta: float, prior: float, *runs: float) -> float:
         return 0.0
     mu = math.hypot(prior, *(float(run.mu) for run in described))
     unsampled = float(GDP.epsilon_from_mu(mu, delta))
+    if unsampled > 1e8:  # its grid would be too wide for floats; see below: also valid
+        return unsampled
     accountant = _pld_accountant(unsampled)
     for run in described:
         accountant.compose(dp_event(run))

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from fedbudget.checks import Array
-from fedbudget.errors import InvalidInputError, RecordError
+from fedbudget.errors import RecordError
 from fedbudget.planning import Plan
 from fedbudget.record import from_row, read_rounds
 
@@ -71,14 +72,20 @@ class RecordedRun:
         return kept if len(kept) == self.plan.num_devices else None
 
 
-def _check(about: object, rounds: list[Any]) -> None:
-    """Raise a ValueError unless the files hold what a run has written."""
-    if not isinstance(about, Mapping):
-        raise ValueError("about.json holds no names and values")
+def _check(rounds: list[Any], lines: int, planned: int | None) -> None:
+    """Raise a ValueError unless the rows are those that a run has written.
+
+    Only the last line of a run that was killed may be torn; a finished run has a row
+    for every round that was `planned`.
+    """
     needed = {"round", "epsilon", "cost", "not_private"}
     for number, row in enumerate(rounds, 1):
         if not isinstance(row, Mapping) or not needed <= set(row):
-            raise ValueError(f"line {number} of rounds.jsonl is no row of a run")
+            raise ValueError(f"line {number} is no row of a run")
+    if lines > len(rounds) + 1:
+        raise ValueError(f"line {len(rounds) + 1} is no row of a run")
+    if planned is not None and len(rounds) < planned:
+        raise ValueError(f"it holds {len(rounds)} of the {planned} rounds")
 
 
 def read_run(path: str | os.PathLike[str]) -> RecordedRun:
@@ -93,22 +100,33 @@ def read_run(path: str | os.PathLike[str]) -> RecordedRun:
             f"{folder} is not a run folder, it has no plan.json: name one that "
             "fedbudget train --out has written"
         )
-    try:
-        plan = Plan.from_dict(json.loads((folder / "plan.json").read_text()))
-        about = json.loads((folder / "about.json").read_text())
-        theta = None
-        if (folder / "model.npz").exists():
-            with np.load(folder / "model.npz") as file:
-                theta = np.asarray(file["theta"], dtype=np.float64)
+    with _reading(folder / "plan.json") as place:
+        plan = Plan.from_dict(json.loads(place.read_text()))
+    with _reading(folder / "about.json") as place:
+        about = json.loads(place.read_text())
+        if not isinstance(about, Mapping):
+            raise ValueError("it holds no names and values")
+    theta = None
+    if (folder / "model.npz").exists():
+        with _reading(folder / "model.npz") as place, np.load(place) as file:
+            theta = np.asarray(file["theta"], dtype=np.float64)
+    with _reading(folder / "rounds.jsonl") as place:
         rounds = read_rounds(folder)
-        _check(about, rounds)
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        EOFError,
-        BadZipFile,
-        InvalidInputError,
-    ) as error:
-        raise RecordError(f"{folder} cannot be read as a run: {error}") from None
+        lines = len(place.read_text().splitlines()) if place.exists() else 0
+        _check(rounds, lines, None if theta is None else plan.rounds)
     return RecordedRun(path=folder, plan=plan, about=about, rounds=rounds, theta=theta)
+
+
+@contextmanager
+def _reading(place: Path) -> Iterator[Path]:
+    """Say which file of a run is damaged, and what to do about it."""
+    try:
+        yield place
+    except (OSError, ValueError, LookupError, EOFError, BadZipFile) as error:
+        # numpy would have its readers load what it takes for a pickle.
+        why = "not what was written" if place.suffix == ".npz" else str(error)
+        raise RecordError(
+            f"{place.parent} cannot be read as a run, its {place.name} is damaged "
+            f"({why}): bring the file back from a copy, or train again into a new "
+            "folder"
+        ) from None
