@@ -50,6 +50,11 @@ def test_epsilon_is_the_papers_eps_k() -> None:
 def test_rho_from_epsilon_spends_exactly_epsilon(epsilon: float, delta: float) -> None:
     rho = rho_from_epsilon(epsilon, delta)
     assert epsilon_from_rho(rho, delta) == pytest.approx(epsilon)
+    assert float(epsilon_from_rho(rho, delta)) <= epsilon
+    with mpmath.workdps(60):
+        r = mpmath.mpf(float(rho))
+        exact = r + 2 * mpmath.sqrt(-r * mpmath.log(mpmath.mpf(delta)))
+        assert float(epsilon_from_rho(rho, delta)) >= exact
 
 
 @given(mu=st.floats(1e-4, 300), epsilon=st.floats(1e-6, 1e4))

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from fedbudget.errors import LedgerError
+from fedbudget.fleet import statement as statement_module
 from fedbudget.fleet.accounts import Accounts, JoinedRun
-from fedbudget.fleet.chain import anchor_path
+from fedbudget.fleet.chain import Anchor, Entry, anchor_path, open_to_read
 from fedbudget.fleet.policy import BudgetPolicy
 from fedbudget.fleet.statement import read_statement
 from fedbudget.fleet.stored_answers import StoredAnswer
@@ -346,3 +347,52 @@ def test_an_answer_that_cannot_be_stored_is_not_sent(
 def _raise_inside(accounts: Any, fail: Callable[[], None]) -> None:
     with accounts._open():
         fail()
+
+
+def test_a_statement_read_while_the_guard_writes_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = filled(tmp_path)
+    accounts = opened(tmp_path)
+
+    def charge_and_open(path: Path) -> sqlite3.Connection:
+        assert accounts.charge(RUN, 5, charge()) is None
+        return open_to_read(path)
+
+    monkeypatch.setattr(statement_module, "open_to_read", charge_and_open)
+    assert read_statement(path).runs[0].charged == 5
+    accounts.close()
+
+
+def test_nobody_else_may_read_what_sqlite_puts_beside_the_ledger(
+    tmp_path: Path,
+) -> None:
+    before = os.umask(0o022)
+    try:
+        accounts = opened(tmp_path)
+    finally:
+        os.umask(before)
+    rights = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert "ledger.sqlite-wal" in rights
+    assert set(rights.values()) == {0o600}
+    accounts.close()
+
+
+def test_power_cuts_at_the_first_starts_do_not_lock_the_owner_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Anchor.write
+    for first_lost in (1, 2):  # the entry is on disk, its anchor is not
+
+        def write(anchor: Anchor, head: Entry, first_lost: int = first_lost) -> None:
+            if head.number >= first_lost:
+                raise KeyboardInterrupt
+            whole(anchor, head)
+
+        with monkeypatch.context() as power:
+            power.setattr(Anchor, "write", write)
+            with pytest.raises(KeyboardInterrupt):
+                opened(tmp_path)
+    accounts = opened(tmp_path)
+    assert accounts.charge(RUN, 1, charge()) is None
+    accounts.close()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedbudget.errors import LedgerError
 from fedbudget.fleet import guard as guard_module
 from fedbudget.fleet.codec import encode
 from fedbudget.fleet.messages import Reply, theta_from_bytes
@@ -356,3 +357,23 @@ def test_the_ledger_of_another_data_set_is_refused(site: Site) -> None:
     path.write_text(path.read_text().replace('lineage = "roof"', 'lineage = "cellar"'))
     with pytest.raises(LedgerError, match="of the data set 'roof', not 'cellar'"):
         Guard(read_policy(path))
+
+
+def test_rows_that_the_ledger_could_not_note_are_not_used(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = rows(105)
+    np.savez(site.folder / "rows.npz", x=x, y=y)
+
+    def full(*_: object, **__: object) -> None:
+        raise LedgerError("the disk is full")
+
+    with monkeypatch.context() as trouble:
+        trouble.setattr(site.guard._accounts, "note_data", full)
+        with pytest.raises(LedgerError):
+            site.guard.refresh()
+    assert site.guard.declaration.num_samples == 100
+    assert site.guard.refresh()
+    assert site.guard.declaration.num_samples == 105
+    assert site.guard._accounts.data is not None
+    assert site.guard._accounts.data[0] == 105

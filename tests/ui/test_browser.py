@@ -147,7 +147,7 @@ def test_a_run_is_started_watched_stopped_and_resumed(
     done = len(read_rounds(folder / "runs" / "mine"))
     assert done > 0
     resume.click()
-    page.get_by_text("mine: finished").wait_for(timeout=2 * SLOW)
+    page.get_by_text("mine: finished").wait_for(timeout=5 * SLOW)
     settle(page)
     rows = read_rounds(folder / "runs" / "mine")
     assert [row["round"] for row in rows] == list(range(1, len(rows) + 1))

@@ -1,6 +1,6 @@
 """What people see of a fleet: live and at the end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,11 @@ def show_server_run(run: Run, *, out: str) -> None:
             console,
             [
                 ("privacy", str(plan.privacy)),
-                ("spent", f"epsilon {spent(last['epsilon'])}, at most, by each device"),
+                (
+                    "spent",
+                    f"epsilon {spent(last['epsilon'], rounded_up)}, at most, by each "
+                    "device",
+                ),
                 ("cost", f"{spent(last['cost'])} units, at most, by each device"),
                 ("answers", f"from {span(answers)} devices in a round"),
                 ("record", f"{out}: plan, rounds and model"),
@@ -51,10 +55,13 @@ def show_server_run(run: Run, *, out: str) -> None:
             show_item(console, f"device {index}: {why}")
 
 
-def spent(values: Any) -> str:
+def spent(values: Any, shown: Callable[[float], str] = "{:.4g}".format) -> str:
     """Return the range of what devices have spent, from a row of a run."""
     kept = from_row(values)
-    return span(kept) if np.isfinite(kept).all() else "without bound"
+    if not np.isfinite(kept).all():
+        return "without bound"
+    least, most = shown(float(kept.min())), shown(float(kept.max()))
+    return least if least == most else f"{least} to {most}"
 
 
 def live_table(

@@ -62,7 +62,7 @@ def _show(statement: "Statement") -> None:
         )
         spent = (
             f"{rounded_up(statement.epsilon)} of {statement.epsilon_budget:g} at delta "
-            f"{statement.delta:g} ({statement.accountant})"
+            f"{rounded_up(statement.delta)} ({statement.accountant})"
         )
         show_pairs(
             console,
@@ -70,7 +70,7 @@ def _show(statement: "Statement") -> None:
                 ("epsilon spent", spent),
                 (
                     "as Gaussian DP, zCDP",
-                    f"mu {statement.mu:.4g}, rho {statement.rho:.4g}",
+                    f"mu {rounded_up(statement.mu)}, rho {rounded_up(statement.rho)}",
                 ),
                 ("cost spent", f"{statement.cost:g} of {statement.cost_budget:g}"),
                 ("rows", "none yet" if statement.rows is None else f"{statement.rows}"),
@@ -92,7 +92,7 @@ def _show(statement: "Statement") -> None:
             table.add_row(
                 f"{run.name} {run.run[:8]}",
                 *(str(n) for n in (run.rounds, run.charged, run.answered, run.steps)),
-                f"{run.mu:.4g}",
+                rounded_up(run.mu),
                 f"{run.cost:g}",
             )
         show_table(console, table)

@@ -179,7 +179,7 @@ class Accounts:
             self._forget()
             raise LedgerError(
                 f"ledger {str(self._path)!r} cannot be used ({error}): free space on "
-                "its disk, or restore its folder"
+                "its disk, or bring its folder back"
             ) from None
         except BaseException:
             self._forget()
@@ -195,6 +195,8 @@ class Accounts:
         self._database = database = open_database(self._path)
         entries = check_chain(database)
         self._anchor.check(entries)
+        if entries:  # a crash may have come between the last of them and its anchor
+            self._anchor.write(entries[-1])
         ledger = Ledger(
             self._policy.budget, num_devices=1, accountant=self._policy.accountant
         )

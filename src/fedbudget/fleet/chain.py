@@ -77,8 +77,10 @@ def open_database(path: Path) -> sqlite3.Connection:
     """Open or make a ledger's file for writing; every commit reaches the disk."""
     new = not path.exists()
     try:
+        # Before SQLite does: the files it puts beside this one get the same rights.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         database = sqlite3.connect(path, isolation_level=None, timeout=10)
-    except sqlite3.Error as error:
+    except (OSError, sqlite3.Error) as error:
         raise LedgerError(f"ledger {str(path)!r} cannot be opened: {error}") from None
     try:
         database.execute("PRAGMA journal_mode = WAL")
@@ -88,7 +90,6 @@ def open_database(path: Path) -> sqlite3.Connection:
             database.execute(statement)
         database.execute("COMMIT")
         if new:
-            os.chmod(path, 0o600)
             sync_folder(path.parent)
     except sqlite3.Error as error:
         database.close()
@@ -181,12 +182,14 @@ def check_chain(database: sqlite3.Connection) -> list[Entry]:
 class Anchor:
     """The file PATH.head: number and digest of the last entry, for a cut ledger shows.
 
-    Two slots are written in turn, so that one is whole whenever the power goes. A slot
-    is written in place, which needs no new space on a full disk. Holding the file also
+    Two slots are written in turn, so that one is whole whenever the power goes; they
+    are in sectors of their own, for a torn write may take all of a sector. A slot is
+    written in place, which needs no new space on a full disk. Holding the file also
     keeps a second process off the ledger.
     """
 
     _SLOT = struct.Struct("<Q32s32s")  # number, digest, checksum of both
+    _PLACES = (0, 4096)
 
     def __init__(self, ledger: Path) -> None:
         self.path = anchor_path(ledger)
@@ -212,12 +215,13 @@ class Anchor:
         """Remember an entry that is on disk; it is on disk when this returns."""
         body = struct.pack("<Q32s", head.number, head.digest)
         slot = body + hashlib.sha256(body).digest()
-        os.pwrite(self._file, slot, head.number % 2 * self._SLOT.size)
+        os.pwrite(self._file, slot, self._PLACES[head.number % 2])
         os.fsync(self._file)
 
     def check(self, entries: Sequence[Entry]) -> None:
         """Refuse entries that lack the one remembered; later ones are fine."""
-        check_anchor(os.pread(self._file, 2 * self._SLOT.size, 0), entries)
+        both = os.pread(self._file, self._PLACES[1] + self._SLOT.size, 0)
+        check_anchor(both, entries)
 
     def close(self) -> None:
         """Let another process use the ledger."""
@@ -233,7 +237,7 @@ def check_anchor(data: bytes, entries: Sequence[Entry]) -> None:
         LedgerError: The ledger is shorter than it was, or another one.
     """
     size = Anchor._SLOT.size
-    slots = [data[place : place + size] for place in (0, size)]
+    slots = [data[place : place + size] for place in Anchor._PLACES]
     known = [
         struct.unpack("<Q32s", slot[:40])
         for slot in slots
@@ -244,14 +248,15 @@ def check_anchor(data: bytes, entries: Sequence[Entry]) -> None:
         if len(entries) > 1:
             raise LedgerError(
                 "the ledger's .head file is gone or damaged: without it, a ledger that "
-                "was cut would not show; restore both from the same copy"
+                "was cut would not show; bring that very file back, an older one has "
+                "forgotten charges"
             )
         return
     number, digest = max(known)
     if len(entries) < number or entries[number - 1].digest != digest:
         raise LedgerError(
             f"the ledger has {len(entries)} entries, but once had {number}: it was cut "
-            "or is an old copy; restore the newest one"
+            "or is an old copy; bring the newest one back"
         )
 
 

@@ -65,7 +65,7 @@ class Guard:
             policy.ledger, policy.budget, lineage=policy.data.lineage
         )
         try:
-            self._note_data()
+            self._note_data(self._rows)
         except BaseException:
             self.close()
             raise
@@ -109,9 +109,10 @@ class Guard:
         """
         if stamp_of(self._policy.data.file) == self._rows.stamp:
             return False
-        self._rows = read_rows(self._policy.data)
+        rows = read_rows(self._policy.data)
+        self._note_data(rows)  # first: rows that the ledger does not know are not used
+        self._rows = rows
         self._frozen.clear()  # to be compared with the new rows before their next use
-        self._note_data()
         return True
 
     def answer_offer(self, data: bytes) -> list[Reply]:
@@ -261,15 +262,15 @@ class Guard:
             self._frozen = {offer.run: frozen}  # runs come one after the other
         return frozen.rows
 
-    def _note_data(self) -> None:
+    def _note_data(self, rows: DeviceRows) -> None:
         """Write the data set's lineage into the ledger."""
-        count, known = len(self._rows), self._accounts.data
-        fingerprint = self._rows.fingerprint(count)
+        count, known = len(rows), self._accounts.data
+        fingerprint = rows.fingerprint(count)
         if known == (count, fingerprint):
             return
         if known is None:
             continues = "first"
-        elif known[0] <= count and self._rows.fingerprint(known[0]) == known[1]:
+        elif known[0] <= count and rows.fingerprint(known[0]) == known[1]:
             continues = "grown"
         else:
             continues = "changed"

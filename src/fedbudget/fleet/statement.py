@@ -99,17 +99,19 @@ def read_statement(path: str | Path) -> Statement:
 
 def verified(path: Path) -> list[Entry]:
     """Return the entries of a ledger that is whole."""
-    database = open_to_read(path)
-    try:
-        entries = check_chain(database)
-    finally:
-        database.close()
+    # The anchor first: a guard that writes meanwhile makes the chain longer, which is
+    # fine, and would make the anchor newer than the chain.
     try:
         anchor = anchor_path(path).read_bytes()
     except FileNotFoundError:
         anchor = b""
     except OSError as error:
         raise LedgerError(f"{error.filename!r} cannot be read: {error}") from None
+    database = open_to_read(path)
+    try:
+        entries = check_chain(database)
+    finally:
+        database.close()
     check_anchor(anchor, entries)
     return entries
 

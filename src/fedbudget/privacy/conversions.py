@@ -15,23 +15,26 @@ from fedbudget.checks import Array, floats
 Index: TypeAlias = NDArray[np.intp]
 
 _SQRT_2PI = math.sqrt(2 * math.pi)
+_ROUNDING = 8 * np.finfo(np.float64).eps  # more than a closed formula loses
 
 
 def epsilon_from_rho(rho: ArrayLike, delta: ArrayLike) -> Array:
-    """Return the epsilon of rho-zCDP (paper: zcdp-dp).
+    """Return the epsilon of rho-zCDP (paper: zcdp-dp), rounded up.
 
     >>> float(epsilon_from_rho(0.16, 1e-4))
     2.587...
     """
     r = floats(rho)
-    return np.asarray(r + 2 * np.sqrt(r * np.log(1 / floats(delta))))
+    epsilon = r + 2 * np.sqrt(r * -np.log(floats(delta)))
+    return np.asarray(epsilon * (1 + _ROUNDING))
 
 
 def rho_from_epsilon(epsilon: ArrayLike, delta: ArrayLike) -> Array:
-    """Return the rho that spends exactly epsilon (paper: opt_sigma)."""
+    """Return the rho that spends epsilon (paper: opt_sigma), rounded down."""
     # Departs from the paper's Z, whose other root overspends: docs/paper.md, erratum 1.
-    eps, log_term = floats(epsilon), np.log(1 / floats(delta))
-    return np.asarray((eps / (np.sqrt(log_term + eps) + np.sqrt(log_term))) ** 2)
+    eps, log_term = floats(epsilon), -np.log(floats(delta))
+    rho = (eps / (np.sqrt(log_term + eps) + np.sqrt(log_term))) ** 2
+    return np.asarray(rho * (1 - 4 * _ROUNDING))  # so that its epsilon is not above
 
 
 def delta_from_mu(mu: ArrayLike, epsilon: ArrayLike) -> Array:
