@@ -14,6 +14,7 @@ def test_streamlit_is_told_to_stay_at_home() -> None:
     command = server_command(port=8501, runs=Path("runs"), fleet="http://x")
     assert "--server.address=127.0.0.1" in command
     assert "--browser.gatherUsageStats=false" in command
+    assert "--logger.hideWelcomeMessage=true" in command
     assert command[-4:] == [
         "--runs",
         str(Path("runs").absolute()),
