@@ -19,6 +19,9 @@
 Every message names the thing, its value, the limit, and what to do about it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class FedbudgetError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -68,6 +71,15 @@ class MissingExtraError(FedbudgetError, ImportError):
             f"{feature} needs {package}, which is not installed: "
             f"pip install 'fedbudget[{extra}]'"
         )
+
+
+@contextmanager
+def needed(feature: str, package: str, extra: str = "lab") -> Iterator[None]:
+    """Import what a feature needs inside of this, or say how to get it."""
+    try:
+        yield
+    except ImportError:
+        raise MissingExtraError(feature, package, extra) from None
 
 
 class NotPrivateWarning(UserWarning):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbudget.checks import Array
-from fedbudget.errors import MissingExtraError
+from fedbudget.errors import needed
 from fedbudget.models import Floats, Hinge, Labels, Loss, Rows
 
 # Up to so many cells, dense rows are faster than sparse ones.
@@ -76,10 +76,8 @@ def fit(
         row_weights: Weights of the rows, summing to 1; alike if left out.
         tolerance: Largest entry of the gradient at the end.
     """
-    try:
+    with needed("fitting on the device", "scipy"):
         from scipy.optimize import minimize
-    except ImportError:
-        raise MissingExtraError("fitting on the device", "scipy") from None
 
     smoothed, rows = smooth(loss), prepared(x)
     middle = np.zeros(loss.num_params(x.shape[1])) if centre is None else centre

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from fedbudget.errors import InvalidInputError, MissingExtraError, TrackingError
+from fedbudget.errors import InvalidInputError, TrackingError, needed
 from fedbudget.planning import Plan
 from fedbudget.record import largest
 
@@ -106,12 +106,8 @@ class TensorBoard:
     """Event files in a folder."""
 
     def __init__(self, folder: str, plan: Plan, device_names: Sequence[str]) -> None:
-        try:
+        with needed("tracker 'tensorboard'", "tensorboard", "track"):
             from tensorboard.summary.writer import event_file_writer
-        except ImportError:
-            raise MissingExtraError(
-                "tracker 'tensorboard'", "tensorboard", "track"
-            ) from None
         self._new_writer: Callable[[str], Any] = event_file_writer.EventFileWriter
         self._folder, self._plan, self._names = folder, plan, device_names
 
@@ -158,12 +154,8 @@ class MLflow:
     """A run in the experiment "fedbudget"; MLflow's own run of the moment is left."""
 
     def __init__(self, uri: str | None, plan: Plan, device_names: Sequence[str]):
-        try:
+        with needed("tracker 'mlflow'", "mlflow-skinny", "track"):
             import mlflow
-        except ImportError:
-            raise MissingExtraError(
-                "tracker 'mlflow'", "mlflow-skinny", "track"
-            ) from None
         self._mlflow: Any = mlflow
         self._uri, self._plan, self._names = uri, plan, device_names
 
@@ -206,10 +198,8 @@ class WandB:
     """A run in a project; nothing is uploaded where WANDB_MODE is offline."""
 
     def __init__(self, project: str, plan: Plan, device_names: Sequence[str]) -> None:
-        try:
+        with needed("tracker 'wandb'", "wandb", "track"):
             import wandb
-        except ImportError:
-            raise MissingExtraError("tracker 'wandb'", "wandb", "track") from None
         self._wandb: Any = wandb
         self._project, self._plan, self._names = project, plan, device_names
 

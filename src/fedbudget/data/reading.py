@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedbudget.data.columns import FALSE, TRUE, Coded, Column, as_coded, check_name
-from fedbudget.errors import DataError, MissingExtraError
+from fedbudget.errors import DataError, needed
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
@@ -31,10 +31,8 @@ def read_table(source: Any, *, text: Mapping[str, Sequence[str]] | None = None) 
     >>> read_table({"age": [30, 40]}).num_rows
     2
     """
-    try:
+    with needed("reading tables", "pyarrow"):
         import pyarrow as pa
-    except ImportError:
-        raise MissingExtraError("reading tables", "pyarrow") from None
     try:
         if isinstance(source, str | Path):
             table = _read_file(Path(source), text or {})

@@ -15,7 +15,7 @@ from fedbudget.data.columns import Cells, Numbers, as_coded, as_column, check_na
 from fedbudget.data.features import Categorical, Feature, Numeric, first_held
 from fedbudget.data.messages import listed, shown
 from fedbudget.data.rows import LARGEST_NORM, check_unit_ball
-from fedbudget.errors import DataError, InvalidInputError, MissingExtraError
+from fedbudget.errors import DataError, InvalidInputError, needed
 from fedbudget.models import Labels, Rows
 
 # Rows with at most this share of non-zero entries are stored as CSR.
@@ -177,10 +177,8 @@ class Schema:
         return x
 
     def _sparse(self, encoded: list[Any], scale: Numbers, dim: int) -> Rows:
-        try:
+        with needed("encoding sparse rows", "scipy"):
             from scipy.sparse import csr_array
-        except ImportError:
-            raise MissingExtraError("encoding sparse rows", "scipy") from None
         width = len(encoded) + self.intercept
         data = np.empty((len(scale), width), dtype=np.float32)
         indices = np.empty((len(scale), width), dtype=np.int32)

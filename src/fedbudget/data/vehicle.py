@@ -21,8 +21,8 @@ from fedbudget.data.rows import LARGEST_NORM
 from fedbudget.errors import (
     DataError,
     InvalidInputError,
-    MissingExtraError,
     NotPrivateWarning,
+    needed,
 )
 
 SPLITS = ("by-sensor", "iid")
@@ -224,10 +224,8 @@ def _read(
 
 def _cells(path: Path) -> dict[str, Any]:
     """Return the file's variables, X and Y among them."""
-    try:
+    with needed("loading vehicle.mat", "scipy"):
         from scipy.io import loadmat
-    except ImportError:
-        raise MissingExtraError("loading vehicle.mat", "scipy") from None
     try:
         found: dict[str, Any] = loadmat(path)
     except (ValueError, TypeError, NotImplementedError, OSError, ZlibError) as error:

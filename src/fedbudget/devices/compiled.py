@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from fedbudget.errors import needed
+
 # Threads that wait for each other at the end of a round spin for a moment, then sleep.
 # Sleeping at once costs a third of the speed on an idle machine. Spinning on takes, on
 # a busy one, the very core that a late thread waits for: rounds took up to 100 times
@@ -11,12 +13,8 @@ from typing import Any, TypeVar, cast
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-try:
+with needed("the fast simulator", "numba"):
     from numba import njit
-except ImportError as error:
-    from fedbudget.errors import MissingExtraError
-
-    raise MissingExtraError("the fast simulator", "numba") from error
 
 F = TypeVar("F", bound=Callable[..., Any])
 

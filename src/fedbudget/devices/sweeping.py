@@ -19,7 +19,7 @@ from fedbudget.devices.kernels import no_shifts, run_rounds, sweep_runs
 from fedbudget.devices.measuring import measure_all
 from fedbudget.devices.rows import PackedRows
 from fedbudget.devices.simulated import SimulatedDevices, packed_rows, round_plan
-from fedbudget.errors import InvalidInputError, MissingExtraError
+from fedbudget.errors import InvalidInputError, needed
 from fedbudget.models import Loss
 from fedbudget.planning import Plan
 from fedbudget.training import Server
@@ -149,10 +149,8 @@ def _on_cluster(
     address: str | None,
 ) -> Array:
     """Deal the plans out to a cluster's workers, a share of neighbours to each."""
-    try:
+    with needed(f"backend {backend!r}", "joblib", backend):
         import joblib
-    except ImportError:
-        raise MissingExtraError(f"backend {backend!r}", "joblib", backend) from None
     with _cluster(backend, address) as workers:
         shares = np.array_split(np.arange(len(plans)), min(workers, len(plans)))
         models = joblib.Parallel(n_jobs=len(shares))(
@@ -167,14 +165,12 @@ def _cluster(backend: str, address: str | None) -> Iterator[int]:
     """Connect joblib to a cluster and yield the number of its workers."""
     import joblib
 
-    try:
+    with needed(f"backend {backend!r}", backend, backend):
         if backend == "ray":
             cluster = import_module("ray")
             import_module("ray.util.joblib").register_ray()
         else:
             cluster = import_module("distributed")
-    except ImportError:
-        raise MissingExtraError(f"backend {backend!r}", backend, backend) from None
     if backend == "ray":
         started = not cluster.is_initialized()
         if started:

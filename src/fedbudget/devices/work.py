@@ -46,26 +46,11 @@ class Work(NamedTuple):
     controlled: bool  # drift control: see `local.next_shift`
 
 
-class LaneWork(NamedTuple):
-    """The same for L lanes side by side: L plans, or the outputs of several plans."""
+class LaneWork(Work):
+    """The same for L lanes side by side: L plans, or the outputs of several plans.
 
-    loss: int
-    threshold: Any
-    sampling: int
-    tau: int
-    dim: int
-    num_outputs: int
-    l2: Any
-    learning_rate: Any
-    momentum: Any
-    batch_size: Any
-    noise_std: Any
-    weights: Any
-    takes_part: Any
-    smallest: Any
-    largest: Any
-    noisy: Any
-    controlled: bool
+    A type of its own: kernels are compiled for one lane and for many.
+    """
 
 
 class Scratch(NamedTuple):

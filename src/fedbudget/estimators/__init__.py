@@ -6,12 +6,10 @@ rows.py        from a matrix to rows in the unit ball, device by device
 pipelines.py   which steps of a pipeline were fitted on private rows
 """
 
-from fedbudget.errors import MissingExtraError
+from fedbudget.errors import needed
 
-try:
+with needed("an estimator", "scikit-learn"):
     import sklearn  # noqa: F401
-except ImportError:
-    raise MissingExtraError("an estimator", "scikit-learn") from None
 
 from fedbudget.estimators.federated import (
     PrivateFederatedClassifier,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.checks import Array
-from fedbudget.errors import InvalidInputError, MissingExtraError, RecordError
+from fedbudget.errors import InvalidInputError, RecordError, needed
 from fedbudget.models import Loss, Rows, loss_named
 from fedbudget.record import whole_file
 from fedbudget.reporting.runs import RecordedRun, read_run
@@ -201,10 +201,8 @@ def _save_json(model: LinearModel, file: IO[bytes]) -> None:
 
 
 def _sklearn() -> tuple[Any, Any]:
-    try:
+    with needed("a scikit-learn model", "scikit-learn"):
         from sklearn import linear_model, svm
-    except ImportError:
-        raise MissingExtraError("a scikit-learn model", "scikit-learn") from None
     return linear_model, svm
 
 

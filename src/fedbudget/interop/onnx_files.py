@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.errors import DataError, MissingExtraError
+from fedbudget.errors import DataError, needed
 from fedbudget.interop.linear import LinearModel
 
 _OPSET, _IR = 17, 8  # of 2022: every runtime of today reads them
@@ -131,11 +131,9 @@ def _table(onnx: Any, name: str, columns: int) -> Any:
 
 
 def _onnx() -> Any:
-    try:
+    with needed("an ONNX file", "onnx", "interop"):
         import onnx
         import onnx.checker
         import onnx.helper
         import onnx.numpy_helper
-    except ImportError:
-        raise MissingExtraError("an ONNX file", "onnx", "interop") from None
     return onnx

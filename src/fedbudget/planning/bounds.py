@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.checks import Array, floats
-from fedbudget.errors import InfeasibleBudgetError, InvalidInputError, MissingExtraError
+from fedbudget.errors import InfeasibleBudgetError, InvalidInputError, needed
 from fedbudget.planning.affordable import (
     MAX_STEPS,
     affordable_pairs,
@@ -222,10 +222,8 @@ def _minimise(function: Callable[[float], float], longest: float) -> float:
 
 
 def _scipy_optimize() -> ModuleType:
-    try:
+    with needed("planner 'paper'", "scipy"):
         from scipy import optimize
-    except ImportError:
-        raise MissingExtraError("planner 'paper'", "scipy") from None
     return optimize
 
 

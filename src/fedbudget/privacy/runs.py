@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedbudget.checks import Array, floats, within
-from fedbudget.errors import InvalidInputError, MissingExtraError
+from fedbudget.errors import InvalidInputError, needed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +137,6 @@ def dp_event(run: NoisyGradients, device: int | None = None) -> Any:
 
 def dp_accounting_or_raise() -> Any:
     """Import dp-accounting, or say how to get it."""
-    try:
+    with needed("accountant 'pld'", "dp-accounting"):
         import dp_accounting
-    except ImportError:
-        raise MissingExtraError("accountant 'pld'", "dp-accounting") from None
     return dp_accounting

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbudget.errors import MissingExtraError
+from fedbudget.errors import needed
 from fedbudget.record import whole_file
 
 if TYPE_CHECKING:
@@ -84,10 +84,8 @@ RC: dict[Any, Any] = {
 @contextmanager
 def drawing() -> Iterator[None]:
     """Draw with this style and without a screen; other figures keep theirs."""
-    try:
+    with needed("drawing figures", "matplotlib"):
         import matplotlib
-    except ImportError:
-        raise MissingExtraError("drawing figures", "matplotlib") from None
     with matplotlib.rc_context(RC):
         yield
 
