@@ -24,6 +24,7 @@ from fedbudget.errors import (
     MessageError,
     MissingExtraError,
     NotPrivateWarning,
+    OneDeviceWarning,
     RecordError,
     TrainingError,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "NoisyGradients",
     "NotPrivateWarning",
     "Numeric",
+    "OneDeviceWarning",
     "Plan",
     "Prices",
     "PrivacyStatement",

@@ -21,6 +21,8 @@ def floats(value: ArrayLike) -> Array:
 def numbers(name: str, value: ArrayLike) -> float | Array:
     """Return a number as a float, and a sequence as a read-only float64 array."""
     try:
+        if np.asarray(value).dtype.kind in "US":  # NumPy would read numbers off text
+            raise TypeError
         array = np.array(value, dtype=np.float64)
     except (TypeError, ValueError):
         raise InvalidInputError(

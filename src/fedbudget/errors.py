@@ -15,6 +15,7 @@
 
     UserWarning
       NotPrivateWarning         something was read off private rows without noise
+      OneDeviceWarning          an estimator was told no devices, and took one
 
 Every message names the thing, its value, the limit, and what to do about it.
 """
@@ -84,3 +85,7 @@ def needed(feature: str, package: str, extra: str = "lab") -> Iterator[None]:
 
 class NotPrivateWarning(UserWarning):
     """A number was read off private rows without noise: no guarantee covers it."""
+
+
+class OneDeviceWarning(UserWarning):
+    """An estimator was not told the device of each row: nothing is federated."""
