@@ -70,7 +70,7 @@ class MissingExtraError(FedbudgetError, ImportError):
     def __init__(self, feature: str, package: str, extra: str = "lab") -> None:
         super().__init__(
             f"{feature} needs {package}, which is not installed: "
-            f"pip install 'fedbudget[{extra}]'"
+            f"from a clone, pip install '.[{extra}]'"
         )
 
 

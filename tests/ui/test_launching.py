@@ -43,4 +43,4 @@ def test_a_missing_package_is_one_line(
 ) -> None:
     monkeypatch.setattr("fedbudget.ui.launching.find_spec", lambda name: None)
     result = run(capsys, "ui")
-    assert_one_line(result, code=1, says=("streamlit", "pip install 'fedbudget[ui]'"))
+    assert_one_line(result, code=1, says=("streamlit", "pip install '.[ui]'"))

@@ -16,6 +16,7 @@ from fedbudget.cli.output import print_json, progress
 from fedbudget.data import Categorical, Numeric
 from fedbudget.data.drafting import Draft, draft
 from fedbudget.data.features import Feature
+from fedbudget.data.messages import counted
 from fedbudget.data.partitions import parse_partition
 from fedbudget.errors import InvalidInputError, NotPrivateWarning, RecordError
 from fedbudget.record import whole_file
@@ -99,7 +100,7 @@ def init(
         return
     typer.echo(
         f"{out}: {found.num_rows} rows, {columns} columns, "
-        + ("dealt out" if device is None else f"{found.num_devices} devices")
+        + ("dealt out" if device is None else counted(found.num_devices, "device"))
     )
     typer.echo(f"edit it, then: fedbudget plan {out}, fedbudget train {out}")
 

@@ -61,8 +61,9 @@ def _about_privacy(run: RecordedRun) -> Iterator[Advice]:
         yield Advice(
             kind="fair",
             text=f"Delta {plan.delta.max():g} is not below one over the rows of "
-            f"{int(tight.sum())} devices (the largest has {plan.num_samples.max()}): "
-            "take a smaller one, or a single row may be given away whole.",
+            f"{counted(int(tight.sum()), 'device')} (the largest has "
+            f"{plan.num_samples.max()}): take a smaller one, or a single row may be "
+            "given away whole.",
         )
 
 
@@ -82,14 +83,14 @@ def _about_answers(run: RecordedRun) -> Iterator[Advice]:
     if refused:
         yield Advice(
             kind="fair",
-            text=f"Devices refused {refused} rounds, which would have overdrawn their "
-            "budgets: plan again with what they have left.",
+            text=f"Devices refused {counted(refused, 'round')}, which would have "
+            "overdrawn their budgets: plan again with what they have left.",
         )
     if lost > refused:
         yield Advice(
             kind="fair",
-            text=f"{lost - refused} answers were paid for and did not arrive, of "
-            f"{sum(asked)}: look at the network, or plan fewer rounds.",
+            text=f"Of {sum(asked)} answers, {lost - refused} did not arrive, but were "
+            "paid for: look at the network, or plan fewer rounds.",
         )
 
 
