@@ -87,10 +87,12 @@ def _about_answers(run: RecordedRun) -> Iterator[Advice]:
             "overdrawn their budgets: plan again with what they have left.",
         )
     if lost > refused:
+        gone = counted(lost - refused, "answer")
+        gone += " was" if lost - refused == 1 else " were"
         yield Advice(
             kind="fair",
-            text=f"Of {sum(asked)} answers, {lost - refused} did not arrive, but were "
-            "paid for: look at the network, or plan fewer rounds.",
+            text=f"{gone} paid for and did not arrive, of "
+            f"{sum(asked)}: look at the network, or plan fewer rounds.",
         )
 
 
