@@ -93,6 +93,7 @@ def test_every_round_that_the_coordinator_tells_of_has_a_bar() -> None:
     charts = pytest.importorskip("fedbudget.ui.charts", exc_type=ImportError)
     drawn = charts.seconds_chart(rows).to_dict()
     assert drawn["encoding"]["x"]["scale"]["domain"] == [0.5, 10.5]
+    assert drawn["encoding"]["y2"] == {"datum": 0}  # bars stand on the axis
     assert round_rows({"devices": []}) == []
 
 

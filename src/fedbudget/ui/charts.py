@@ -185,7 +185,8 @@ def seconds_chart(rows: Rows) -> alt.Chart:
                 axis=alt.Axis(tickMinStep=1, format="d", grid=False),
             ),
             x2="to:Q",
-            y=alt.Y("seconds:Q", title="seconds"),
+            y=alt.Y("seconds:Q", title="seconds", scale=alt.Scale(zero=True)),
+            y2=alt.datum(0),
             tooltip=["round:Q", alt.Tooltip("seconds:Q", format=".2f")],
         )
     )
