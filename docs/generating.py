@@ -17,7 +17,6 @@ _MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _WHEN_THERE = {
     "fleet.md": ("How to", "Set up a fleet"),
     "fleet-device.md": ("How to", "Guard a device"),
-    "results.md": ("Explanation", "The paper's evaluation, repeated"),
 }
 
 
@@ -30,8 +29,14 @@ def on_config(config: Any) -> Any:
     return config
 
 
+# Pages whose tables need the room of the list of headings.
+_WIDE = ("results.md",)
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Fill in a page, and unlink files that are not part of the site."""
+    if page.file.src_uri in _WIDE:
+        page.meta["hide"] = ["toc"]
     filled = _MARK.sub(lambda mark: GENERATED[mark[1]](), markdown)
     out = r"\.\./" * (1 + page.file.src_uri.count("/"))
     return re.sub(rf"\[([^\]]+)\]\({out}[^)]*\)", r"\1", filled)
@@ -120,17 +125,31 @@ def config() -> str:
     import typer
 
     from fedbudget.cli.app import app
-    from fedbudget.cli.config import _KEYS
+    from fedbudget.cli.config import _KEYS, _OF_A_DEVICE
 
     group: Any = typer.main.get_command(app)
-    helps = {p.name: p.help for p in group.commands["train"].params if p.name}
-    lines = []
+    options = {p.name: p for p in group.commands["train"].params if p.name}
+    head = "\n\n| key | is | meaning |\n|---|---|---|"
+    lines, rows = [], {}
     for section, keys in _KEYS.items():
-        lines.append(f"\n### `[{section}]`\n\n| key | is | |\n|---|---|---|")
-        for key, (kind, option) in keys.items():
-            told = helps.get(option) or _OTHER_KEYS.get(key, "")
-            lines.append(f"| `{key}` | {kind} | {_cell(told)} |")
+        lines.append(f"\n### `[{section}]`{head}")
+        for key, (kind, name) in keys.items():
+            option = options.get(name)
+            told = getattr(option, "help", None) or _OTHER_KEYS.get(key, "")
+            known = getattr(option, "metavar", None) or ""
+            if "|" in known:  # these values and no other
+                kind = ", ".join(f'`"{value}"`' for value in known.split("|"))
+            rows[key] = f"| `{key}` | {kind} | {_cell(told)} |"
+            lines.append(rows[key])
+    lines.append(f'\n### `[devices."NAME"]`\n\n{_DEVICES}{head}')
+    lines += [rows[key] for key in _OF_A_DEVICE]
     return "\n".join(lines)
+
+
+_DEVICES = (
+    "Budgets and prices of a single device, which stand before those of all. Its name "
+    "is a value of the device column, in quotes; one section for each such device."
+)
 
 
 _OTHER_KEYS = {

@@ -66,7 +66,10 @@ def test_the_reference_has_every_command_and_message() -> None:
     assert "`--epsilon`" in commands and "`--no-browser`" in commands
     assert "| `theta` | `bytes` |" in GENERATED["wire"]()
     assert "| `privacy-budget` |" in GENERATED["wire"]()
-    assert "| `public_bounds` | true or false | Set it" in GENERATED["config"]()
+    keys = GENERATED["config"]()
+    assert "| `public_bounds` | true or false | Set it" in keys
+    assert '| `planner` | `"joint"`, `"bound"`, `"paper"` |' in keys
+    assert '### `[devices."NAME"]`' in keys and keys.count("| `epsilon` |") == 2
     for name in set(fedbudget.__all__) - {"__version__"}:
         assert f".{name}\n" in GENERATED["library"](), name
     used = [page.read_text(encoding="utf-8") for page in PAGES]
@@ -89,6 +92,12 @@ def test_the_site_builds_and_fetches_nothing(
     build(config)
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) > len(PAGES)
+    named = re.findall(
+        r'md-nav__link">\s*(?:<[^>]*>\s*)*([^<]*?)\s*<',
+        (tmp_path / "site" / "index.html").read_text(encoding="utf-8"),
+    )
+    evaluations = [name for name in named if "evaluation" in name]
+    assert len(evaluations) == 1, evaluations
     library = (tmp_path / "site" / "reference" / "api.html").read_text(encoding="utf-8")
     assert "Local steps between two uploads." in library  # a comment on a field
     assert "<blockquote>" not in library  # what examples would be, if not code

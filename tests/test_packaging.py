@@ -53,7 +53,7 @@ def test_the_base_install_is_enough_for(arguments: str, says: str) -> None:
 def test_the_base_install_says_what_is_missing(arguments: str) -> None:
     result = run_python(BASE_ONLY, *arguments.split())
     assert result.code == 1
-    assert "pip install 'fedbudget[lab]'" in result.err
+    assert "pip install '.[lab]'" in result.err
     assert result.err.count("\n") == 1
 
 

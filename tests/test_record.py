@@ -1,6 +1,8 @@
 """The run folder: complete, resumable, and never silently overwritten."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +111,39 @@ def test_a_file_is_written_whole_or_leaves_no_trace(tmp_path: Path) -> None:
     for wrong in (path / "below", tmp_path, ""):
         with pytest.raises(fb.RecordError, match="cannot write"), whole_file(wrong):
             pass
+
+
+WRITER = """
+import sys, time
+import fedbudget as fb
+record = fb.Record(sys.argv[1])
+record.open({"tau": 3, "privacy": "a statement"})
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_folder_has_one_writer_and_a_killed_one_is_no_obstacle(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", WRITER, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None and writer.stdout.readline() == b"open\n"
+        before = sorted(folder.iterdir())
+        with pytest.raises(fb.RecordError, match="another process is writing to it"):
+            fb.Record(folder).open(PLAN)
+        writer.kill()
+    assert fb.Record(folder).open(PLAN) == (None, [])
+    assert sorted(folder.iterdir()) == before  # no lock is left behind
+
+
+def test_a_folder_is_free_once_its_record_is_gone(tmp_path: Path) -> None:
+    code = WRITER.replace("time.sleep(600)", "")
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    record = fb.Record(tmp_path / "run")
+    record.open(PLAN)
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert "another process is writing to it" in refused.stderr
+    del record
+    assert subprocess.run(command, capture_output=True).returncode == 0

@@ -25,6 +25,7 @@ from fedbudget.errors import (
     MessageError,
     MissingExtraError,
     NotPrivateWarning,
+    OneDeviceWarning,
     RecordError,
     TrainingError,
 )
@@ -104,6 +105,7 @@ __all__ = [
     "NoisyGradients",
     "NotPrivateWarning",
     "Numeric",
+    "OneDeviceWarning",
     "Plan",
     "Prices",
     "PrivacyStatement",

@@ -16,6 +16,7 @@
     UserWarning
       NotPrivateWarning         something was read off private rows without noise
       DataWarning               a cell of a table looks like a slip of the pen
+      OneDeviceWarning          an estimator was told no devices, and took one
 
 Every message names the thing, its value, the limit, and what to do about it.
 """
@@ -70,7 +71,7 @@ class MissingExtraError(FedbudgetError, ImportError):
     def __init__(self, feature: str, package: str, extra: str = "lab") -> None:
         super().__init__(
             f"{feature} needs {package}, which is not installed: "
-            f"pip install 'fedbudget[{extra}]'"
+            f"from a clone, pip install '.[{extra}]'"
         )
 
 
@@ -89,3 +90,7 @@ class NotPrivateWarning(UserWarning):
 
 class DataWarning(UserWarning):
     """A cell of a table looks like a slip of the pen, and was taken as it is."""
+
+
+class OneDeviceWarning(UserWarning):
+    """An estimator was not told the device of each row: nothing is federated."""

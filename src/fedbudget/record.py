@@ -19,9 +19,11 @@ any moment leaves either the old or the new one. A row is final once the state t
 with it is there; a row without it is dropped on resuming.
 """
 
+import fcntl
 import json
 import os
 import platform
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -49,6 +51,7 @@ class Record:
     ) -> None:
         self.path = Path(path)
         self._about = dict(about or {})
+        self._hold: _Hold | None = None
 
     def open(
         self, plan: dict[str, Any], *, same: Mapping[str, Any] | None = None
@@ -63,12 +66,15 @@ class Record:
 
         Raises:
             RecordError: The folder holds a finished run, another plan, another seed or
-                something else altogether. Nothing in it is changed.
+                something else altogether, or another process is writing to it. Nothing
+                in it is changed.
         """
         self._about |= same or {}
         about = {**self._about, "privacy": plan["privacy"], "versions": versions()}
         with refusing(self.path, _RESUME):
-            there = set(os.listdir(self.path)) if self.path.exists() else set()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._hold = _hold(self.path)
+            there = set(os.listdir(self.path))
         if there <= _BEFORE_PLAN:
             self._write("about.json", _dump(about))
             self._write("plan.json", _dump(plan))
@@ -105,6 +111,7 @@ class Record:
         """Write the released model and what each device spent: the run is over."""
         known = {name: each for name, each in spent.items() if each is not None}
         self._save("model.npz", theta=theta, **known)
+        self._hold = None
 
     def _check_same(self, plan: dict[str, Any]) -> None:
         if (self.path / "model.npz").exists():
@@ -132,14 +139,50 @@ class Record:
                 )
 
     def _write(self, name: str, text: str) -> None:
-        with refusing(self.path, _RESUME):
-            self.path.mkdir(parents=True, exist_ok=True)
         with whole_file(self.path / name, remedy=_RESUME) as file:
             file.write(text)
 
     def _save(self, name: str, **arrays: Any) -> None:
         with whole_file(self.path / name, "wb", remedy=_RESUME) as file:
             np.savez(file, **arrays)
+
+
+class _Hold:
+    """A folder that this process writes to, until nothing refers to this any more.
+
+    The folder itself is locked, not a file in it: nothing is left behind, also not by
+    a process that is killed.
+    """
+
+    def __init__(self, handle: int) -> None:
+        weakref.finalize(self, os.close, handle)
+
+
+# One for each folder, by device and inode: a process does not keep itself off.
+_held: weakref.WeakValueDictionary[tuple[int, int], _Hold] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _hold(path: Path) -> _Hold:
+    handle = os.open(path, os.O_RDONLY)
+    found = os.fstat(handle)
+    held = _held.get((found.st_dev, found.st_ino))
+    if held is not None:
+        os.close(handle)
+        return held
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise RecordError(
+            f"{path}: another process is writing to it: wait for it, or choose another "
+            "folder"
+        ) from None
+    except OSError:
+        pass  # some network file systems lock no folders: go on without
+    held = _held[found.st_dev, found.st_ino] = _Hold(handle)
+    return held
 
 
 @contextmanager

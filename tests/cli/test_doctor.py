@@ -59,7 +59,7 @@ def test_a_table_and_json(
     monkeypatch.setattr(doctoring, "packages", lambda: iter(held))
     result = run(capsys, "doctor")
     assert (result.code, result.err) == (0, "")
-    assert "numba missing: pip install 'fedbudget[lab]'" in result.out
+    assert "numba missing: pip install '.[lab]'" in result.out
     assert all(len(line) <= 80 for line in result.out.splitlines())
     found = json.loads(run(capsys, "doctor", "--json").out)
     assert found["extras"]["base"]["state"] == "ok"
@@ -67,6 +67,22 @@ def test_a_table_and_json(
     assert found["extras"]["ui"]["state"] == "unknown"
     assert found["extras"]["lab"]["packages"][0]["name"] == "numba"
     assert {"python", "processors", "energy"} <= set(found["system"])
+
+
+def test_one_tracker_is_enough(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [
+        Package(name="wandb", extra="track", needed="0.19", version=None),
+        Package(name="tensorboard", extra="track", needed="2", version="2.20"),
+    ]
+    monkeypatch.setattr(doctoring, "packages", lambda: iter(held))
+    assert "wandb missing" not in run(capsys, "doctor").out
+    found = json.loads(run(capsys, "doctor", "--json").out)["extras"]["track"]
+    assert found["state"] == "ok"
+    assert [package["state"] for package in found["packages"]] == ["missing", "ok"]
+    held.pop()
+    assert "wandb missing: pip install '.[track]'" in run(capsys, "doctor").out
 
 
 def test_a_broken_base_install_is_a_failure(

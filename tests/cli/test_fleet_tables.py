@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fedbudget.cli.fleet_tables import spent
+from fedbudget.cli.fleet_tables import _devices, spent
 from fedbudget.privacy import rounded_up
 
 
@@ -20,6 +20,11 @@ from fedbudget.privacy import rounded_up
 )
 def test_epsilon_is_never_shown_too_low(values: Any, shown: str) -> None:
     assert spent(values, rounded_up) == shown
+
+
+def test_one_is_not_many() -> None:
+    assert _devices([1, 1]) == "1 device"
+    assert (_devices([2, 2]), _devices([0, 1])) == ("2 devices", "0 to 1 devices")
 
 
 def test_costs_are_plain() -> None:

@@ -10,7 +10,12 @@ import pytest
 from scipy.sparse import coo_array, csr_matrix
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.model_selection import GroupKFold, cross_val_score, cross_validate
+from sklearn.model_selection import (
+    GridSearchCV,
+    GroupKFold,
+    cross_val_score,
+    cross_validate,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -25,6 +30,9 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(1200, 4)) / 3
 Y = np.where(X @ [1.0, -2.0, 1.0, 0.0] > 0.1, "yes", "no")
 GROUPS = np.array([f"s{i % 6}" for i in range(1200)])
+
+# Many a test is about one device, or about none.
+pytestmark = pytest.mark.filterwarnings("ignore::fedbudget.OneDeviceWarning")
 
 
 def classifier(**options: Any) -> fb.PrivateFederatedClassifier:
@@ -169,6 +177,51 @@ def test_groups_reach_it_through_metadata_routing() -> None:
     assert [each.plan_.num_devices for each in found["estimator"]] == [4, 4, 4]
 
 
+def test_a_search_over_groups_has_as_many_devices_as_it_should() -> None:
+    with config_context(enable_metadata_routing=True):
+        found = GridSearchCV(
+            classifier().set_fit_request(groups=True),
+            {"epsilon": [2.0, 4.0]},
+            cv=GroupKFold(3),
+        ).fit(X, Y, groups=GROUPS)
+    assert found.best_estimator_.plan_.num_devices == 6
+    assert found.cv_results_["mean_test_score"].min() > 0.7
+
+
+def test_a_fit_that_is_told_no_devices_says_so() -> None:
+    with pytest.warns(fb.OneDeviceWarning, match="one device; pass groups=") as told:
+        model = classifier().fit(X, Y)
+    assert told[0].filename == __file__
+    assert model.plan_.num_devices == 1
+    with pytest.warns(fb.OneDeviceWarning, match=r"set_fit_request\(groups=True\)"):
+        GridSearchCV(classifier(), {"epsilon": [4.0]}, cv=GroupKFold(2)).fit(
+            X, Y, groups=GROUPS
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one = classifier().fit(X, Y, groups=np.zeros(len(Y)))  # it is meant
+    assert (one.predict(X) == model.predict(X)).all()
+
+
+def test_text_is_named_with_its_column() -> None:
+    frame = pd.DataFrame(X, columns=list("abcd")).assign(site="roof")
+    says = r"column 'site' of X holds text, 'roof' .*OneHotEncoder\(categories="
+    for text in (frame, frame.astype({"site": "category"})):
+        with pytest.raises(InvalidInputError, match=says):
+            classifier().fit(text, Y, groups=GROUPS)
+    with pytest.raises(InvalidInputError, match="column 4 of X holds text"):
+        classifier().fit(frame.to_numpy(), Y, groups=GROUPS)
+    model = classifier().fit(frame.assign(site=1), Y, groups=GROUPS)
+    with pytest.raises(InvalidInputError, match="column 'site' of X holds text"):
+        model.predict(frame)
+
+
+def test_a_regressor_takes_no_text_for_numbers() -> None:
+    for y in (Y, Y.astype(object), ["3"] * len(Y)):
+        with pytest.raises(InvalidInputError, match="y holds text, "):
+            fb.PrivateFederatedRegressor(target_range=(0, 1)).fit(X, y, groups=GROUPS)
+
+
 def test_groups_reach_it_through_a_pipeline() -> None:
     pipe = make_pipeline(Normalizer(), classifier())
     with warnings.catch_warnings():
@@ -186,7 +239,13 @@ def test_groups_reach_it_through_a_pipeline() -> None:
         ({"loss": "huber"}, Y, None, "does not fit"),
         ({"epsilon": [1.0, 2.0]}, Y, GROUPS, "2 values but there are 6 devices"),
         ({}, Y, GROUPS[:7], r"groups has shape \(7,\)"),
-        ({}, Y, np.array([None, 1] * 600, object), "mixes types"),
+        ({}, Y, np.array(["a", 1] * 600, object), "mixes types"),
+        ({}, Y, np.array([None, 1] * 600, object), "no device for row 0:"),
+        ({}, Y, np.where(np.arange(1200) == 7, np.nan, 1), "no device for row 7:"),
+        ({}, Y, ["a"] * 1199 + [np.nan], "no device for row 1199:"),
+        ({}, Y, pd.Series(GROUPS).where(GROUPS != "s2"), "no device for row 2:"),
+        ({"epsilon": "4"}, Y, GROUPS, "epsilon must be a number, .* got '4'"),
+        ({"cost": [1, "4"]}, Y, GROUPS, "cost must be a number"),
     ],
 )
 def test_refusals(options: Any, y: Any, groups: Any, says: str) -> None:

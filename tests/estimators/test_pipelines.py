@@ -25,6 +25,8 @@ X = RNG.normal(size=(200, 3))
 Y = (X[:, 0] > 0).astype(int)
 MODEL = fb.PrivateFederatedClassifier(epsilon=4, classes=[0, 1], random_state=0)
 
+pytestmark = pytest.mark.filterwarnings("ignore::fedbudget.OneDeviceWarning")
+
 
 def quiet(pipeline: Any) -> tuple[str, ...]:
     with warnings.catch_warnings():
@@ -56,7 +58,9 @@ def test_so_does_a_search_that_clones_the_pipeline() -> None:
 def test_steps_that_learn_nothing_private_are_quiet(step: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make_pipeline(step, MODEL).fit(X, Y)
+        make_pipeline(step, MODEL).fit(
+            X, Y, privatefederatedclassifier__groups=np.zeros(len(Y))
+        )
 
 
 def test_steps_inside_steps_are_found_before_and_after_a_fit() -> None:

@@ -15,8 +15,10 @@ from fedbudget.fleet.messages import Declaration
 from fedbudget.fleet.mqtt import Broker
 from fedbudget.fleet.roster import alike
 from fedbudget.fleet.server import Settings, run_server
+from fedbudget.ui.fleet_status import read_status, round_rows
 from tests.fleet.examples import declaration
 from tests.fleet.test_coordinator import DECLARED, NAMES, SIGNER, Scripted
+from tests.ui.browsing import free_port
 
 MADE: list[Scripted] = []
 
@@ -64,7 +66,14 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 def test_a_run_from_declarations_to_release(settings: Settings) -> None:
     begun: list[Any] = []
-    run = run_server(settings, on_begin=lambda *told: begun.append(told))
+    seconds: list[Any] = []
+
+    def look(row: dict[str, Any]) -> None:
+        status = read_status(f"http://127.0.0.1:{begun[0][2]}/status")
+        assert status is not None
+        seconds[:] = round_rows(status)
+
+    run = run_server(settings, on_begin=lambda *told: begun.append(told), on_round=look)
     ((plan, names, port),) = begun
     assert names == NAMES and port > 0
     assert len(run.rounds) == plan.rounds and run.rounds[-1]["answered"] == 4
@@ -72,6 +81,20 @@ def test_a_run_from_declarations_to_release(settings: Settings) -> None:
         run.theta.tolist()
     )
     assert (plan.cost <= 1000).all() and (plan.epsilon <= 4).all()
+    assert [row["round"] for row in seconds] == list(range(1, plan.rounds + 1))
+    assert all(row["seconds"] > 0 for row in seconds)
+
+
+def test_the_status_is_told_before_the_first_device_comes(settings: Settings) -> None:
+    port, told = free_port(), []
+
+    class Late(Connected):
+        def start(self) -> "Connected":
+            told.append(read_status(f"http://127.0.0.1:{port}/status"))
+            return self
+
+    run_server(replace(settings, status_port=port), channel=Late())
+    assert told == [{"name": "run", "devices": []}]
 
 
 def test_a_run_that_has_ended_is_told_again_and_carried_out_never(

@@ -103,6 +103,36 @@ def test_it_says_what_was_done_promised_and_reached(folder: Path) -> None:
         assert words in re.sub(r"\s+", " ", text), words
 
 
+def test_what_was_planned_stands_beside_the_budget(folder: Path) -> None:
+    plan = read_run(folder).plan
+    text = re.sub(r"<[^>]+>", " ", fb.report(folder).read_text())
+    assert f"cost, of {plan.cost.max():.4g} planned; budget 1000" in text
+    assert "of 4 planned; budget 4" in text
+    about = json.loads((folder / "about.json").read_text())
+    about["budget"]["cost"] = [500.0, 700.0, 900.0, 900.0, 900.0]
+    (folder / "about.json").write_text(json.dumps(about))
+    assert "planned; budget 500 to 900" in fb.report(folder).read_text()
+    (folder / "about.json").write_text(json.dumps(about | {"budget": None}))
+    assert "budget 500" not in fb.report(folder).read_text()
+
+
+def test_devices_stand_in_the_order_of_their_numbers(folder: Path) -> None:
+    about = {"fleet": "sensors", "devices": ["s10", "s2", "a", "s1", "b"]}
+    (folder / "about.json").write_text(json.dumps(about | {"versions": {}}))
+    text = fb.report(folder).read_text()
+    assert re.findall(r"<tr><td>(a|b|s\d+)</td>", text) == ["a", "b", "s1", "s2", "s10"]
+
+
+def test_advice_counts_who_gains_who_stays_and_who_loses(folder: Path) -> None:
+    found = made(run=0.8, local=0.7, constant=0.5, central=0.9)
+    found.per_device[RUN][:] = 0.7, 0.9
+    (good,) = (a.text for a in advice(read_run(folder), found) if a.kind == "good")
+    assert "1 device better, 1 the same and 0 worse off" in good
+    assert found.better_off(RUN, CENTRAL) == (0, 1, 1)
+    losses = replace(found, metric="test_loss")
+    assert losses.better_off(RUN, LOCAL) == (0, 1, 1)
+
+
 def test_it_is_made_from_the_folder_alone(folder: Path) -> None:
     compare(read_run(folder))
     first = fb.report(folder).read_text()

@@ -9,7 +9,12 @@ import pytest
 
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.status import StatusServer
-from fedbudget.ui.fleet_status import device_rows, read_status, remember, shown_epsilon
+from fedbudget.ui.fleet_status import (
+    device_rows,
+    read_status,
+    round_rows,
+    shown_epsilon,
+)
 from tests.ui.browsing import free_port
 
 RUNNING = {
@@ -18,6 +23,7 @@ RUNNING = {
     "rounds_closed": 2,
     "rounds": 9,
     "last_round_seconds": 0.42,
+    "round_seconds": [[1, 0.5], [2, 0.42]],
     "devices": [
         {
             "name": "roof",
@@ -81,13 +87,14 @@ def test_an_epsilon_in_a_table_is_rounded_up() -> None:
     assert shown_epsilon(None) is None
 
 
-def test_a_rounds_duration_is_kept_once_and_per_run() -> None:
-    kept: list[dict[str, float]] = []
-    for done, seconds in ((0, None), (1, 0.5), (1, 0.5), (3, 0.7)):
-        remember(kept, {"rounds_closed": done, "last_round_seconds": seconds})
-    assert [row["round"] for row in kept] == [1, 3]
-    remember(kept, {"rounds_closed": 1, "last_round_seconds": 0.2})
-    assert kept == [{"round": 1, "seconds": 0.2}]
+def test_every_round_that_the_coordinator_tells_of_has_a_bar() -> None:
+    rows = round_rows(RUNNING)
+    assert rows == [{"round": 1, "seconds": 0.5}, {"round": 2, "seconds": 0.42}]
+    charts = pytest.importorskip("fedbudget.ui.charts", exc_type=ImportError)
+    drawn = charts.seconds_chart(rows).to_dict()
+    assert drawn["encoding"]["x"]["scale"]["domain"] == [0.5, 10.5]
+    assert drawn["encoding"]["y2"] == {"datum": 0}  # bars stand on the axis
+    assert round_rows({"devices": []}) == []
 
 
 def test_nobody_there_is_not_an_error() -> None:

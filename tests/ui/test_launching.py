@@ -14,6 +14,7 @@ def test_streamlit_is_told_to_stay_at_home() -> None:
     command = server_command(port=8501, runs=Path("runs"), fleet="http://x")
     assert "--server.address=127.0.0.1" in command
     assert "--browser.gatherUsageStats=false" in command
+    assert "--logger.hideWelcomeMessage=true" in command
     assert command[-4:] == [
         "--runs",
         str(Path("runs").absolute()),
@@ -42,4 +43,4 @@ def test_a_missing_package_is_one_line(
 ) -> None:
     monkeypatch.setattr("fedbudget.ui.launching.find_spec", lambda name: None)
     result = run(capsys, "ui")
-    assert_one_line(result, code=1, says=("streamlit", "pip install 'fedbudget[ui]'"))
+    assert_one_line(result, code=1, says=("streamlit", "pip install '.[ui]'"))

@@ -16,10 +16,22 @@ def test_a_form_stands_for_options() -> None:
         *("my.csv", "--label", "alarm", "--schema", "s"),
         *("--epsilon", "4", "--cost", "1234567.25", "--seed", "3"),
     ]
-    named = options_for(next(iter(DATA)), table, NUMBERS)
+    named = options_for(next(iter(DATA)), {"table": " ", "--label": ""}, NUMBERS)
     assert named[:3] == ["adult", "--split", "iid"]
     with pytest.raises(InvalidInputError, match="name the file"):
         options_for(OWN, {"table": ""}, NUMBERS)
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_a_file_that_is_named_is_what_is_trained_on(data: str) -> None:
+    assert options_for(data, {"table": "my.toml"}, NUMBERS) == [
+        "my.toml",
+        "--seed",
+        "3",
+    ]
+    assert options_for(data, {"table": "my.csv"}, NUMBERS)[0] == "my.csv"
+    with pytest.raises(InvalidInputError, match="name the file"):
+        options_for(data, {"table": "", "--label": "alarm"}, NUMBERS)
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "-o"])
@@ -37,6 +49,21 @@ def test_a_folder_is_not_written_twice(tmp_path: Path) -> None:
     assert runner.free_name() == "run-2"
     with pytest.raises(RecordError, match="not started from this page"):
         runner.resume("run-1")
+
+
+def test_a_run_that_is_still_being_planned_has_its_name(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
+    options = ["adult", "--split", "iid", "--epsilon", "4", "--cost", "1000"]
+    first = runner.start(None, options)
+    assert not first.exists()  # its process has not begun
+    second = runner.start(None, options)
+    assert (first.name, second.name, runner.free_name()) == ("run-1", "run-2", "run-3")
+    with pytest.raises(RecordError, match="take another name"):
+        runner.start("run-1", options)
+    for process in runner.processes.values():
+        process.kill()
+        process.wait()
+    assert Runner(tmp_path).free_name() == "run-3"  # also after the page was restarted
 
 
 def test_a_run_that_fails_says_why(tmp_path: Path) -> None:

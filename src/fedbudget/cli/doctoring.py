@@ -24,9 +24,10 @@ USES = {
     "fleet": "a broker inside Python, for fleet demo",
     "flower": "a coordinator inside Flower: flwr run deploy/flower",
     "interop": "export FILE.onnx",
-    "track": "train --track",
+    "track": "train --track, with any one of its packages",
     "ui": "ui",
 }
+_ANY_WILL_DO = ("track",)
 _NOT_FOR_USERS = ("all", "dev", "docs")
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:>=([0-9.]+))?")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
@@ -154,7 +155,10 @@ def _cache_is_kept() -> bool:
 
 
 def _lacking(found: list[Package], extra: str) -> list[str]:
-    return [p.name for p in found if p.extra == extra and p.state != "ok"]
+    mine = [p for p in found if p.extra == extra]
+    if extra in _ANY_WILL_DO and any(p.state == "ok" for p in mine):
+        return []
+    return [p.name for p in mine if p.state != "ok"]
 
 
 def _state(found: list[Package], extra: str) -> str:
@@ -165,7 +169,8 @@ def _state(found: list[Package], extra: str) -> str:
 
 
 def _install(extra: str) -> str:
-    return f"pip install 'fedbudget[{extra}]'" if extra else "pip install fedbudget"
+    """Return what to type in a clone of the repository."""
+    return f"pip install '.[{extra}]'" if extra else "pip install ."
 
 
 def _installed(name: str) -> str | None:

@@ -16,7 +16,7 @@ from fedbudget.cli.layout import (
     show_pairs,
     show_table,
 )
-from fedbudget.data.messages import span
+from fedbudget.data.messages import counted, span
 from fedbudget.planning import Plan
 from fedbudget.privacy import rounded_up
 from fedbudget.record import from_row
@@ -31,9 +31,10 @@ def show_server_run(run: Run, *, out: str) -> None:
     answers = [row["answered"] for row in run.rounds]
     with new_page() as console:
         title = (
-            f"Trained over a fleet: {plan.num_devices} devices, {plan.rounds} rounds"
+            f"Trained over a fleet: {counted(plan.num_devices, 'device')}, "
+            f"{counted(plan.rounds, 'round')} of {counted(plan.tau, 'local step')}"
         )
-        console.print(Text(f"{title} of {plan.tau} local steps", style="bold"))
+        console.print(Text(title, style="bold"))
         show_pairs(
             console,
             [
@@ -44,7 +45,7 @@ def show_server_run(run: Run, *, out: str) -> None:
                     "device",
                 ),
                 ("cost", f"{spent(last['cost'])} units, at most, by each device"),
-                ("answers", f"from {span(answers)} devices in a round"),
+                ("answers", f"from {_devices(answers)} in a round"),
                 ("record", f"{out}: plan, rounds and model"),
             ],
         )
@@ -57,11 +58,15 @@ def show_server_run(run: Run, *, out: str) -> None:
 
 def spent(values: Any, shown: Callable[[float], str] = "{:.4g}".format) -> str:
     """Return the range of what devices have spent, from a row of a run."""
-    found = from_row(values)
-    if not np.isfinite(found).all():
+    kept = from_row(values)
+    if not np.isfinite(kept).all():
         return "without bound"
-    least, most = shown(float(found.min())), shown(float(found.max()))
+    least, most = shown(float(kept.min())), shown(float(kept.max()))
     return least if least == most else f"{least} to {most}"
+
+
+def _devices(counts: Sequence[int]) -> str:
+    return "1 device" if set(counts) == {1} else f"{span(counts)} devices"
 
 
 def live_table(
@@ -106,8 +111,10 @@ def show_demo(result: Mapping[str, Any], status: Mapping[str, Any], plan: Plan) 
     with new_page() as console:
         console.print(
             Text(
-                f"Done: {plan.num_devices} devices, {plan.rounds} rounds of {plan.tau} "
-                f"local steps, median round {result['median_round_seconds']:.2f} s",
+                f"Done: {counted(plan.num_devices, 'device')}, "
+                f"{counted(plan.rounds, 'round')} of "
+                f"{counted(plan.tau, 'local step')}, "
+                f"median round {result['median_round_seconds']:.2f} s",
                 style="bold",
             )
         )

@@ -11,6 +11,7 @@ from fedbudget.cli.options import OUTPUT, RUN, AsJson
 from fedbudget.cli.output import Bar, print_json, progress
 from fedbudget.cli.sources import named_or_number
 from fedbudget.cli.training import resumable
+from fedbudget.data.messages import counted
 from fedbudget.record import largest
 
 _FLEET = "Fleet"
@@ -151,7 +152,10 @@ def server(
 def _tell_begin(plan: Any, names: tuple[str, ...], port: int | None) -> None:
     log = logging.getLogger(__name__)
     log.info(
-        "%d devices, %d rounds of %d local steps", len(names), plan.rounds, plan.tau
+        "%s, %s of %s",
+        counted(len(names), "device"),
+        counted(plan.rounds, "round"),
+        counted(plan.tau, "local step"),
     )
     if port is not None:
         log.info("status on http://127.0.0.1:%d/status", port)
@@ -162,10 +166,10 @@ def _show_round(bar: Bar, row: Mapping[str, Any]) -> None:
 
     epsilon, cost = largest(row["epsilon"]), largest(row["cost"])
     logging.getLogger(__name__).info(
-        "round %d: %d answers, %d refusals, epsilon at most %s, cost at most %.4g",
+        "round %d: %s, %s, epsilon at most %s, cost at most %.4g",
         row["round"],
-        row["answered"],
-        len(row["refused"]),
+        counted(row["answered"], "answer"),
+        counted(len(row["refused"]), "refusal"),
         "none" if epsilon is None else rounded_up(epsilon),
         cost or 0.0,
     )

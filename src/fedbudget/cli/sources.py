@@ -12,6 +12,7 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.cli.config import read_config
 from fedbudget.cli.options import Question, ShapeQuestion
 from fedbudget.data import Dataset, Schema, from_table, load
+from fedbudget.data.messages import counted
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.problem import Counts, Problem
 
@@ -157,7 +158,8 @@ def _without_data(question: ShapeQuestion) -> Source:
         dissimilarity="mild" if dissimilarity is None else dissimilarity,
     )
     line = (
-        f"no data: {problem.num_devices} devices, {int(problem.num_samples.sum())} "
+        f"no data: {counted(problem.num_devices, 'device')}, "
+        f"{int(problem.num_samples.sum())} "
         f"training samples, {problem.dim} columns"
     )
     names = tuple(map(str, range(problem.num_devices)))

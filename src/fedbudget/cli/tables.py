@@ -72,7 +72,7 @@ def _plan_page(console: Console, source: Source, budget: Budget, plan: Plan) -> 
         show_heading(console, "Devices")
         show_table(console, _devices(source, plan))
     else:
-        show_heading(console, f"{plan.num_devices} devices")
+        show_heading(console, counted(plan.num_devices, "device"))
         show_table(console, _summary(source, plan))
 
 

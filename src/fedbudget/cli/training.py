@@ -26,7 +26,7 @@ from fedbudget.cli.sources import about, data_options, limits, read_data, source
 from fedbudget.devices.dissimilarity import charge_query, plan_with_query
 from fedbudget.errors import NotPrivateWarning
 from fedbudget.privacy import rounded_up
-from fedbudget.record import largest
+from fedbudget.record import largest, to_row
 from fedbudget.trackers import Tracker, tracker
 
 
@@ -129,6 +129,10 @@ def train(
         settings = {
             "data": source.line,
             **data_options(question),
+            "budget": {
+                name: to_row(np.atleast_1d(getattr(budget, name)))
+                for name in ("epsilon", "cost")
+            },
             "feature_names": dataset.feature_names,
             "classes": dataset.classes,
         }

@@ -1,6 +1,7 @@
 """What both estimators share: rows to devices, a plan, a run, and linear scores."""
 
 import secrets
+import warnings
 from abc import abstractmethod
 from typing import Any, Self
 
@@ -14,9 +15,11 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array, PerDevice, within
 from fedbudget.data import Dataset
 from fedbudget.devices.simulated import SimulatedDevices
+from fedbudget.errors import DataError, OneDeviceWarning
 from fedbudget.estimators.pipelines import warn_of_pipeline
 from fedbudget.estimators.rows import (
     by_device,
+    check_numbers,
     row_norms,
     row_scale,
     scaled,
@@ -28,6 +31,11 @@ from fedbudget.training import train
 
 _SEED_IS_KNOWN = (
     "random_state fixes the noise, so nothing is promised against anyone who knows it"
+)
+_ONE_DEVICE = (
+    "all rows are taken as one device; pass groups= with the device of each row (in a "
+    "search or a cross-validation: enable metadata routing, set_fit_request("
+    "groups=True))"
 )
 
 
@@ -70,10 +78,16 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no
             X: Rows, dense, sparse or a DataFrame; shape (n, d).
             y: Labels; shape (n,).
             groups: The device of each row. Without them one device holds all rows:
-                the promise is the same, but nothing is federated.
+                the promise is the same, but nothing is federated, and a
+                `OneDeviceWarning` says so.
         """
         within("row_norm", self.row_norm, above=0)
         warn_of_pipeline(self)
+        if groups is None:
+            warnings.warn(_ONE_DEVICE, OneDeviceWarning, stacklevel=2)
+        check_numbers(X)
+        if self._numeric:
+            _check_target(y)
         x, y = validate_data(
             self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=self._numeric
         )
@@ -120,6 +134,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no
     def _scores(self, rows: Any) -> Array:
         """Return scores of rows that are clipped as in training; shape (n, C)."""
         check_is_fitted(self)
+        check_numbers(rows)
         x = validate_data(
             self, rows, accept_sparse="csr", dtype=np.float64, reset=False
         )
@@ -138,3 +153,16 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def _check_target(y: Any) -> None:
+    """Raise if what is to be predicted holds text."""
+    values = np.asarray(y)
+    if values.dtype.kind not in "USO":
+        return
+    text = next((v for v in values.ravel() if isinstance(v, str)), None)
+    if text is not None:
+        raise DataError(
+            f"y holds text, {str(text)!r} for one, and a regressor predicts numbers: "
+            "convert it, or take PrivateFederatedClassifier"
+        )

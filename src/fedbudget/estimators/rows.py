@@ -1,5 +1,6 @@
 """From a matrix to rows in the unit ball: each row by itself, with public bounds."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,11 @@ def _devices(
             f"groups has shape {given.shape}, but there are {num_rows} rows: give the "
             "device of each row"
         )
+    row = _first_missing(groups)
+    if row is not None:
+        raise DataError(
+            f"groups has no device for row {row}: name it, or leave that row out"
+        )
     try:
         names, codes = np.unique(given, return_inverse=True)
     except TypeError:
@@ -118,3 +124,40 @@ def _devices(
             "numbers"
         ) from None
     return np.asarray(codes, np.int64).reshape(-1), tuple(map(str, names))
+
+
+def _first_missing(groups: ArrayLike) -> int | None:
+    """Return the first row whose device is None, NaN or another way of not saying."""
+    given = groups if isinstance(groups, np.ndarray) else np.array(groups, dtype=object)
+    if given.dtype.kind not in "fcmMO":
+        return None
+    if given.dtype.kind == "O" and "pandas" in sys.modules:  # it has NA and NaT, too
+        missing = np.asarray(sys.modules["pandas"].isna(given))
+    else:
+        missing = np.array([each is None or each != each for each in given])
+    return int(missing.argmax()) if missing.any() else None
+
+
+def check_numbers(x: Any) -> None:
+    """Raise if a column of a frame or of a matrix holds text.
+
+    Raises:
+        DataError: It does; the error names the column.
+    """
+    if hasattr(x, "columns") and hasattr(x, "dtypes"):
+        columns = [(name, x[name]) for name in x.columns]
+    elif isinstance(x, np.ndarray) and x.ndim == 2 and x.dtype.kind in "USO":
+        columns = list(enumerate(x.T))
+    else:
+        return
+    for name, column in columns:
+        values = np.asarray(column)
+        if values.dtype.kind not in "USO":
+            continue
+        text = next((v for v in values.ravel() if isinstance(v, str)), None)
+        if text is not None:
+            raise DataError(
+                f"column {name!r} of X holds text, {str(text)!r} for one: encode it in "
+                "a step before, with categories that are publicly known: "
+                "OneHotEncoder(categories=[...])"
+            )

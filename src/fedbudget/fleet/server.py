@@ -7,7 +7,8 @@ Started again with the same folder, it goes on with the same round of the same p
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from fedbudget.fleet.messages import PRECISIONS, Declaration
 from fedbudget.fleet.mqtt import Broker, Connection
 from fedbudget.fleet.roster import Roster, gather
 from fedbudget.fleet.signing import Signer
-from fedbudget.fleet.status import StatusServer
+from fedbudget.fleet.status import Source, StatusServer
 from fedbudget.planning import PLANNERS, Plan
 from fedbudget.problem import Problem
 from fedbudget.record import Record, read_rounds
@@ -88,8 +89,13 @@ def run_server(
             settings.broker, name=COORDINATOR, topics=topics.coordinator_reads()
         )
     roster = Roster()
+    known: list[FleetDevices] = []  # nobody, as long as devices are waited for
+
+    def status() -> dict[str, Any]:
+        return known[0].status() if known else {"name": settings.name, "devices": []}
+
     try:
-        with channel:
+        with _served(settings, status) as port, channel:
             chosen, declared = _planned(settings, checkpoints, channel, roster)
             devices = FleetDevices(
                 channel,
@@ -103,37 +109,32 @@ def run_server(
                 precision=settings.precision,
                 roster=roster,
             )
-            return _run(settings, chosen, devices, on_begin, on_round)
+            known.append(devices)
+            folder = settings.out / "run"
+            if (folder / "model.npz").exists():
+                return _finished(folder, chosen, devices)
+            if on_begin is not None:
+                on_begin(chosen, devices.names, port)
+            about = {"fleet": settings.name, "devices": list(devices.names)}
+            record = Record(folder, about=about)
+            run = train(chosen, devices, record=record, on_round=on_round)
+            devices.finish()
+            return run
     finally:
         checkpoints.close()
 
 
-def _run(
-    settings: Settings,
-    chosen: Plan,
-    devices: FleetDevices,
-    on_begin: Callable[[Plan, tuple[str, ...], int | None], None] | None,
-    on_round: Callable[[dict[str, Any]], None] | None,
-) -> Run:
-    folder = settings.out / "run"
-    if (folder / "model.npz").exists():
-        return _finished(folder, chosen, devices)
-    record = Record(
-        folder,
-        about={"fleet": settings.name, "devices": list(devices.names)},
-    )
-    status = None
-    if settings.status_port is not None:
-        status = StatusServer(devices.status, port=settings.status_port)
+@contextmanager
+def _served(settings: Settings, source: Source) -> Iterator[int | None]:
+    """Serve the status, if that is asked for, from before the first device comes."""
+    if settings.status_port is None:
+        yield None
+        return
+    status = StatusServer(source, port=settings.status_port)
     try:
-        if on_begin is not None:
-            on_begin(chosen, devices.names, status.port if status else None)
-        run = train(chosen, devices, record=record, on_round=on_round)
-        devices.finish()
-        return run
+        yield status.port
     finally:
-        if status is not None:
-            status.close()
+        status.close()
 
 
 def _finished(folder: Path, chosen: Plan, devices: FleetDevices) -> Run:

@@ -5,6 +5,7 @@ all: it may have been charged. Only a refusal that comes before any charge, such
 budget, counts as free. Only the device knows exactly.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from fedbudget.planning import Plan
 from fedbudget.privacy import GDP, ZCDP
 from fedbudget.training import Replies
 
+_MOST_ROUNDS = 500  # whose seconds the status tells; a chart has no room for more
+
 
 class Tally:
     """Counts per device, for the loop and for the status page."""
@@ -39,7 +42,8 @@ class Tally:
         self.lates = dict(checkpoints.rounds_with(LATE))
         self.refusals = dict(checkpoints.rounds_with(REFUSED))
         self.round, self.rounds_closed = 0, checkpoints.rounds_closed()
-        self.seconds: float | None = None  # of the last round
+        # Rounds and their seconds since the coordinator's start, the last so many.
+        self.seconds: deque[tuple[int, float]] = deque(maxlen=_MOST_ROUNDS)
         self.current: dict[str, str] = {}  # outcome in the open round
         self._paid = self._paid_rounds(self.rounds_closed)
 
@@ -63,7 +67,8 @@ class Tally:
         self, round: int, replies: Mapping[str, StoredReply], seconds: float
     ) -> None:
         """A round is over."""
-        self.rounds_closed, self.seconds = round, seconds
+        self.rounds_closed = round
+        self.seconds.append((round, seconds))
         for name, reply in replies.items():
             counts = self.answers if reply.outcome == ANSWERED else self.refusals
             counts[name] = counts.get(name, 0) + 1
@@ -127,6 +132,7 @@ class Tally:
         epsilon, cost = self.epsilon(self._paid), self.cost(self._paid)
         asked = plan.takes_part(max(1, self.round))
         waiting = ["waiting" if there else "not asked" for there in asked]
+        seconds = list(self.seconds)
         devices = [
             {
                 "name": name,
@@ -145,7 +151,8 @@ class Tally:
             "round": self.round,
             "rounds_closed": rounds,
             "rounds": plan.rounds,
-            "last_round_seconds": self.seconds,
+            "last_round_seconds": seconds[-1][1] if seconds else None,
+            "round_seconds": seconds,
             "dropped_unknown": self.dropped.get("(unknown)", 0),
             "devices": devices,
         }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedbudget.data.messages import counted
 from fedbudget.planning.advice import better
 from fedbudget.privacy import rounded_up
 from fedbudget.reporting.comparing import (
@@ -60,8 +61,9 @@ def _about_privacy(run: RecordedRun) -> Iterator[Advice]:
         yield Advice(
             kind="fair",
             text=f"Delta {plan.delta.max():g} is not below one over the rows of "
-            f"{int(tight.sum())} devices (the largest has {plan.num_samples.max()}): "
-            "take a smaller one, or a single row may be given away whole.",
+            f"{counted(int(tight.sum()), 'device')} (the largest has "
+            f"{plan.num_samples.max()}): take a smaller one, or a single row may be "
+            "given away whole.",
         )
 
 
@@ -81,13 +83,15 @@ def _about_answers(run: RecordedRun) -> Iterator[Advice]:
     if refused:
         yield Advice(
             kind="fair",
-            text=f"Devices refused {refused} rounds, which would have overdrawn their "
-            "budgets: plan again with what they have left.",
+            text=f"Devices refused {counted(refused, 'round')}, which would have "
+            "overdrawn their budgets: plan again with what they have left.",
         )
     if lost > refused:
+        gone = counted(lost - refused, "answer")
+        gone += " was" if lost - refused == 1 else " were"
         yield Advice(
             kind="fair",
-            text=f"{lost - refused} answers were paid for and did not arrive, of "
+            text=f"{gone} paid for and did not arrive, of "
             f"{sum(asked)}: look at the network, or plan fewer rounds.",
         )
 
@@ -107,7 +111,6 @@ def _sentence(text: str) -> str:
 
 def _about_alternatives(found: Comparison) -> Iterator[Advice]:
     what = "accuracy" if found.higher_is_better else "loss"
-    better, of = found.better_off(RUN, LOCAL)
     if not _better(found, RUN, CONSTANT):
         yield Advice(
             kind="bad",
@@ -119,14 +122,14 @@ def _about_alternatives(found: Comparison) -> Iterator[Advice]:
             kind="fair",
             text="Federation does not pay on average: devices with their own rows "
             f"alone, and nothing sent, reach {what} {_show(found, LOCAL)}, this run "
-            f"{_show(found, RUN)} ({better} of {of} devices do better with it).",
+            f"{_show(found, RUN)}; with it, {_counts(found, RUN)}.",
         )
     else:
         yield Advice(
             kind="good",
-            text=f"{better} of {of} devices do better with this model than with their "
-            f"own rows alone ({what} {_show(found, RUN)} against "
-            f"{_show(found, LOCAL)} on average).",
+            text="On average devices do better with this model than with their own "
+            f"rows alone, {what} {_show(found, RUN)} against {_show(found, LOCAL)}: "
+            f"{_counts(found, RUN)}.",
         )
     if PERSONAL in found.means and (
         _better(found, PERSONAL, RUN)
@@ -157,11 +160,11 @@ def _about_personal(found: Comparison, what: str) -> Advice:
             f"devices reach {_show(found, LOCAL)} without it: at these budgets "
             "federation adds nothing.",
         )
-    better, of = found.better_off(PERSONAL, LOCAL)
     return Advice(
         kind="good",
         text=f"Let devices adapt the model to their own rows: {reached}, at no cost in "
-        f"privacy or messages; {better} of {of} devices then do better than alone.",
+        "privacy or messages; against their own rows alone, "
+        f"{_counts(found, PERSONAL)}.",
     )
 
 
@@ -188,6 +191,12 @@ def _about_budgets(run: RecordedRun, comparison: Comparison | None) -> Iterator[
 def _better(found: Comparison, name: str, than: str) -> bool:
     """Say whether one is better than another, on average and by enough."""
     return better(found.metric, found.means[name], found.means[than])
+
+
+def _counts(found: Comparison, name: str) -> str:
+    """Say how many devices gain by it over their own rows alone, and how many lose."""
+    better, same, worse = found.better_off(name, LOCAL)
+    return f"{counted(better, 'device')} better, {same} the same and {worse} worse off"
 
 
 def _show(found: Comparison, name: str) -> str:

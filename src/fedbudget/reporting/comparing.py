@@ -30,6 +30,7 @@ from fedbudget.reporting.runs import RecordedRun
 FILE = "comparison.json"
 RUN, CONSTANT, LOCAL = "this run", "constant", "local only"
 PERSONAL, CENTRAL = "personal", "centralised"
+_ROUNDING = 1e-9  # of a mean over a device's rows
 _TABLE = ("label", "device", "schema", "partition", "missing")
 
 
@@ -51,12 +52,13 @@ class Comparison:
         """Means over the devices that have test rows."""
         return {name: float(np.nanmean(v)) for name, v in self.per_device.items()}
 
-    def better_off(self, name: str, than: str) -> tuple[int, int]:
-        """Return how many devices do better with one than with another, and of all."""
+    def better_off(self, name: str, than: str) -> tuple[int, int, int]:
+        """Return how many devices do better with one than with another, same, worse."""
         gain = self.per_device[name] - self.per_device[than]
-        known = gain[~np.isnan(gain)]
-        better = known > 0 if self.higher_is_better else known < 0
-        return int(better.sum()), len(known)
+        gain = (gain if self.higher_is_better else -gain)[~np.isnan(gain)]
+        same = np.abs(gain) < _ROUNDING
+        better = int(np.sum((gain > 0) & ~same))
+        return better, int(same.sum()), len(gain) - better - int(same.sum())
 
 
 def compare(

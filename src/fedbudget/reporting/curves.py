@@ -1,6 +1,8 @@
 """Curves of a recorded run, with what devices paid on the axis."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,21 +25,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SIZE = (4.6, 3.0)  # inches: text stays readable on a telephone
+# Inches and points: text stays readable on a telephone, and two figures beside another.
+_SIZE = (4.6, 3.1)
+_FONTS = {
+    "font.size": 10.5,
+    "axes.labelsize": 10.5,
+    "xtick.labelsize": 10.0,
+    "ytick.labelsize": 10.0,
+}
 _LEVELS = {
     PERSONAL: (PURPLE, (0, (1, 1))),
     LOCAL: (RED, (0, (4, 1.5, 1, 1.5))),
     CONSTANT: (GREY, (0, (2, 2))),
     CENTRAL: (GREEN, (0, (6, 2))),
 }
-_NEAR = 0.06  # labels nearer than this share of the axis are moved apart
+_NEAR = 0.075  # labels nearer than this share of the axis are moved apart
 
 
 def metric_curve(run: RecordedRun, comparison: Comparison | None) -> str:
     """Draw the run's metric over cost, with its alternatives as levels; SVG."""
     assert run.metric is not None
     what = run.metric.replace("_", " ")
-    with drawing():
+    with _drawing():
         figure, ((axes,),) = panels(1, 1, size=_SIZE)
         cost, values = run.spent("cost"), run.series(run.metric)
         axes.plot(cost, values, color=BLACK, marker="o", label="this run")
@@ -56,7 +65,7 @@ def metric_curve(run: RecordedRun, comparison: Comparison | None) -> str:
 
 def loss_curve(run: RecordedRun) -> str:
     """Draw the losses on the devices' parts over cost; SVG."""
-    with drawing():
+    with _drawing():
         figure, ((axes,),) = panels(1, 1, size=_SIZE)
         cost = run.spent("cost")
         ends = []
@@ -74,7 +83,7 @@ def loss_curve(run: RecordedRun) -> str:
 
 def epsilon_curve(run: RecordedRun) -> str:
     """Draw the privacy that was spent over cost; SVG."""
-    with drawing():
+    with _drawing():
         figure, ((axes,),) = panels(1, 1, size=_SIZE)
         cost, epsilon = run.spent("cost"), run.spent("epsilon")
         axes.plot(cost, epsilon, color=BLUE, marker="o")
@@ -93,10 +102,20 @@ def epsilon_curve(run: RecordedRun) -> str:
         return _svg(figure, "epsilon")
 
 
+@contextmanager
+def _drawing() -> Iterator[None]:
+    """Draw in the style of all figures, with larger letters."""
+    with drawing():
+        import matplotlib
+
+        with matplotlib.rc_context(_FONTS):
+            yield
+
+
 def _cost_axis(axes: "Axes", run: RecordedRun) -> None:
     most = float(run.spent("cost")[-1])
     axes.set_xlim(0, (most or 1.0) * 1.03)
-    axes.set_xlabel("cost, of the device that paid most")
+    axes.set_xlabel("cost of the device that paid most")
 
 
 def _name_ends(axes: "Axes", ends: list[tuple[float, str, str]]) -> None:

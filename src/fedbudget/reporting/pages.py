@@ -61,7 +61,7 @@ figcaption { color: var(--soft); font-size: .9rem; margin-top: .5rem;
   max-width: 60rem; }
 figure .narrow svg { min-width: 0; max-width: 46rem; margin: 0 auto; }
 .pair { display: grid; gap: 0 1.5rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); }
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 28rem), 1fr)); }
 .tiles { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1.25rem 0; padding: 0; }
 .tiles div { flex: 1 1 9rem; background: var(--band); border: 1px solid var(--line);
   border-radius: 6px; padding: .7rem .9rem; }

@@ -1,7 +1,8 @@
 """One page about one run: plan, promise, curves, devices, alternatives, advice."""
 
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from fedbudget.data.messages import counted, span
 from fedbudget.errors import RecordError
 from fedbudget.planning import Plan
 from fedbudget.privacy import rounded_up
+from fedbudget.record import from_row
 from fedbudget.reporting import pages
 from fedbudget.reporting.advice import advice
 from fedbudget.reporting.comparing import (
@@ -104,13 +106,27 @@ def _opening(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:
     if done:
         epsilon, cost = run.spent("epsilon")[-1], run.spent("cost")[-1]
         spent = "none" if np.isinf(epsilon) else rounded_up(epsilon)
-        tiles.append((spent, "epsilon of the device that spent most"))
-        tiles.append((f"{cost:.4g}", f"cost, of {plan.cost.max():.4g} planned"))
+        most = plan.epsilon.max()
+        of = "no bound" if np.isinf(most) else f"of {rounded_up(most)} planned"
+        told = f"{of}{_budget(run, 'epsilon')}"
+        tiles.append((spent, f"epsilon of the device that spent most, {told}"))
+        told = f"of {plan.cost.max():.4g} planned{_budget(run, 'cost')}"
+        tiles.append((f"{cost:.4g}", f"cost, {told}"))
     tiles.append(
         (f"{done} of {plan.rounds}", f"rounds of {counted(plan.tau, 'local step')}")
     )
-    tiles.append((str(plan.num_devices), "devices"))
+    tiles.append(
+        (str(plan.num_devices), "devices" if plan.num_devices > 1 else "device")
+    )
     yield pages.tiles(tiles)
+
+
+def _budget(run: RecordedRun, name: str) -> str:
+    """Say what devices may spend, where the folder tells."""
+    told = run.about.get("budget")
+    if not isinstance(told, Mapping) or not told.get(name):
+        return ""
+    return f"; budget {span(from_row(told[name]))}"
 
 
 def _advice(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:
@@ -217,16 +233,16 @@ def _alternatives(found: Comparison | None, why_not: str) -> Iterator[Text]:
     )
     rows = []
     for name in best_first:
-        better, of = found.better_off(name, LOCAL)
+        counts = " / ".join(map(str, found.better_off(name, LOCAL)))
         named = pages.mark(name, "good" if name == RUN else "")
-        against = "" if name == LOCAL else f"{better} of {of}"
+        against = "" if name == LOCAL else counts
         rows.append((named, f"{found.means[name]:.4f}", against))
     yield pages.table(
-        ("", _words(found.metric), "better than alone"),
+        ("", _words(found.metric), "better than alone / same / worse"),
         rows,
         numbers=(1, 2),
         caption="Means over each device's own test rows, the best first; and how many "
-        "devices do better than with their own rows alone.",
+        "devices do better, the same and worse than with their own rows alone.",
     )
     yield pages.bullets(
         pages.joined(pages.mark(name, "good" if name == RUN else ""), ": ", words)
@@ -268,7 +284,8 @@ def _devices(run: RecordedRun, found: Comparison | None) -> Iterator[Text]:
         }
         rows = [(word, *cells(of)) for word, of in ends.items()]
     else:
-        rows = [(name, *cells(itemgetter(m))) for m, name in enumerate(names)]
+        order = sorted(range(len(names)), key=lambda m: natural(names[m]))
+        rows = [(names[m], *cells(itemgetter(m))) for m in order]
     told = f" From {RUN} on: {_words(found.metric)}, not private." if found else ""
     yield pages.table(
         header,
@@ -289,6 +306,16 @@ def _origin(run: RecordedRun) -> Iterator[Text]:
     rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
     rows.append(("files", "plan.json, rounds.jsonl, model.npz beside this page"))
     yield pages.table((), rows)
+
+
+def natural(name: str) -> list[tuple[bool, int, str]]:
+    """Return what to sort names by, so that numbers in them count as numbers.
+
+    >>> sorted(["s10", "s2", "a"], key=natural)
+    ['a', 's2', 's10']
+    """
+    parts = re.split(r"(\d+)", name)
+    return [(p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in parts]
 
 
 def _words(name: str) -> str:

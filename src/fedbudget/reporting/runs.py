@@ -12,6 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from fedbudget.checks import Array
+from fedbudget.data.messages import counted
 from fedbudget.errors import RecordError
 from fedbudget.planning import Plan
 from fedbudget.record import from_row, read_rounds
@@ -37,7 +38,9 @@ class RecordedRun:
         """The data set in one line."""
         if "fleet" in self.about:
             count = self.plan.num_devices
-            return f"fleet {self.about['fleet']}: {count} devices that keep their rows"
+            keep = "that keeps its" if count == 1 else "that keep their"
+            held = f"{counted(count, 'device')} {keep} rows"
+            return f"fleet {self.about['fleet']}: {held}"
         return str(self.about.get("data", "data of which the folder says nothing"))
 
     @property

@@ -1,6 +1,7 @@
 """The charts, as Altair specifications; Streamlit draws them without a network."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil, floor
 from typing import Any, TypeAlias
 
 import altair as alt
@@ -14,6 +15,7 @@ Layers: TypeAlias = alt.LayerChart | alt.FacetChart
 
 # Colours that the colour-blind can tell apart, on white and on black (Okabe and Ito).
 _COLOURS = ("#0077bb", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
+_LEAST_SPAN = 0.05  # of an axis of accuracies or losses
 _COST_TICKS = (50, 100, 200, 500, 1000, 2000, 5000)
 _EPSILON_TICKS = (0.25, 0.5, 1, 2, 4, 8, 16)
 
@@ -111,9 +113,10 @@ def curve_chart(rows: Rows, *, x: str, y: str, titles: tuple[str, str]) -> Layer
     """Draw one line per run."""
     legend = alt.Legend(title=None, orient="top", columns=3, labelLimit=280)
     several = len({row["run"] for row in rows}) > 1
+    ends = wide_enough([row[y] for row in rows if row.get(y) is not None])
     base = alt.Chart(_data(rows)).encode(
         x=alt.X(f"{x}:Q", title=titles[0]),
-        y=alt.Y(f"{y}:Q", title=titles[1], scale=alt.Scale(zero=False, padding=12)),
+        y=alt.Y(f"{y}:Q", title=titles[1], scale=alt.Scale(zero=False, domain=ends)),
         color=alt.Color(
             "run:N",
             scale=alt.Scale(range=list(_COLOURS)),
@@ -129,6 +132,17 @@ def curve_chart(rows: Rows, *, x: str, y: str, titles: tuple[str, str]) -> Layer
     )
     points = base.mark_point(filled=True, size=40 if len(rows) < 300 else 8)
     return alt.layer(base.mark_line(strokeWidth=2), points)
+
+
+def wide_enough(values: Sequence[float]) -> list[float]:
+    """Return the ends of an axis that does not blow small differences up.
+
+    >>> wide_enough([0.8175, 0.82]), wide_enough([0.5, 0.9])
+    ([0.79, 0.85], [0.48, 0.92])
+    """
+    least, most = min(values, default=0.0), max(values, default=1.0)
+    room = max(0.05 * (most - least), (_LEAST_SPAN - (most - least)) / 2)
+    return [floor(100 * (least - room)) / 100, ceil(100 * (most + room)) / 100]
 
 
 def spending_chart(rows: Rows) -> alt.Chart:
@@ -158,12 +172,21 @@ def spending_chart(rows: Rows) -> alt.Chart:
 
 def seconds_chart(rows: Rows) -> alt.Chart:
     """Draw how long rounds took."""
+    last = max((row["round"] for row in rows), default=1)
+    bars = [{**r, "from": r["round"] - 0.4, "to": r["round"] + 0.4} for r in rows]
     chart: alt.Chart = (
-        alt.Chart(_data(rows))
-        .mark_bar(color=_COLOURS[0], size=8)
+        alt.Chart(_data(bars))
+        .mark_bar(color=_COLOURS[0])
         .encode(
-            x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1)),
-            y=alt.Y("seconds:Q", title="seconds"),
+            x=alt.X(
+                "from:Q",
+                title="round",
+                scale=alt.Scale(domain=[0.5, max(10, last) + 0.5], nice=False),
+                axis=alt.Axis(tickMinStep=1, format="d", grid=False),
+            ),
+            x2="to:Q",
+            y=alt.Y("seconds:Q", title="seconds", scale=alt.Scale(zero=True)),
+            y2=alt.datum(0),
             tooltip=["round:Q", alt.Tooltip("seconds:Q", format=".2f")],
         )
     )

@@ -7,7 +7,7 @@ import streamlit as st
 from fedbudget.errors import FedbudgetError
 from fedbudget.privacy import rounded_up
 from fedbudget.ui.charts import seconds_chart
-from fedbudget.ui.fleet_status import device_rows, read_status, remember
+from fedbudget.ui.fleet_status import device_rows, read_status, round_rows
 
 _SECONDS = 1.0  # between two looks
 
@@ -78,7 +78,6 @@ def _show_rounds(status: dict[str, Any]) -> None:
         st.metric(
             "Last round", "-" if seconds is None else f"{seconds:.2f} s", border=True
         )
-    kept: list[dict[str, float]] = st.session_state.setdefault("fleet_rounds", [])
-    remember(kept, status)
-    if len(kept) > 1:
-        st.altair_chart(seconds_chart(kept), width="stretch", height=200)
+    rows = round_rows(status)
+    if rows:
+        st.altair_chart(seconds_chart(rows), width="stretch", height=200)

@@ -62,10 +62,7 @@ def device_rows(status: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def remember(kept: list[dict[str, float]], status: dict[str, Any]) -> None:
-    """Add the last round's duration, once; begin anew with another run."""
-    done, seconds = status["rounds_closed"], status.get("last_round_seconds")
-    if kept and kept[-1]["round"] > done:
-        kept.clear()
-    if seconds is not None and (not kept or kept[-1]["round"] < done):
-        kept.append({"round": done, "seconds": seconds})
+def round_rows(status: dict[str, Any]) -> list[dict[str, float]]:
+    """Return how long each round took, as far back as the coordinator tells."""
+    told = status.get("round_seconds", [])
+    return [{"round": number, "seconds": seconds} for number, seconds in told]

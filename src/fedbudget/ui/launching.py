@@ -11,7 +11,7 @@ from fedbudget.errors import InvalidInputError, MissingExtraError, RecordError
 ADDRESS = "127.0.0.1"
 PAGE = Path(__file__).with_name("page.py")
 
-# Nothing is counted, nothing is fetched, nothing is reloaded; no developer's menu.
+# Nothing is counted, fetched, reloaded or advertised; no developer's menu.
 _SETTINGS = {
     "server.address": ADDRESS,
     "server.showEmailPrompt": "false",
@@ -21,6 +21,7 @@ _SETTINGS = {
     "client.toolbarMode": "minimal",
     "client.showErrorDetails": "type",
     "logger.level": "warning",
+    "logger.hideWelcomeMessage": "true",  # nor its offers, on the page as well
     "theme.light.primaryColor": "#0b6e75",
     "theme.dark.primaryColor": "#1a8a93",
     "theme.font": "sans-serif",

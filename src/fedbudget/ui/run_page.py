@@ -37,8 +37,8 @@ def run_page(root: Path) -> None:
     with right:
         runs = [run.name for run in find_folders(root) if "/" not in run.name]
         new = st.session_state.get("started")
-        if new is not None and new not in runs:
-            runs.insert(0, new)
+        # What was started here and has no folder: it is being planned, or has failed.
+        runs = [n for n in reversed(runner.processes) if n not in runs] + runs
         if not runs:
             st.info("No runs yet. Start one, and watch it here.")
             return
@@ -56,19 +56,21 @@ def _show_form(runner: Runner) -> None:
         numbers, name = _number_fields()
         if not st.form_submit_button("Start", type="primary", width="stretch"):
             return
-    name = name.strip() or runner.free_name()
     try:
-        runner.start(name, options_for(data, table, numbers))
+        options = options_for(data, table, numbers)
+        st.session_state.started = runner.start(name.strip() or None, options).name
     except FedbudgetError as error:
         st.error(str(error))
-        return
-    st.session_state.started = name
 
 
 def _table_fields() -> dict[str, str]:
     with st.expander(OWN):
         path = st.text_input("Table or fedbudget.toml", placeholder="sensors.csv")
-        st.caption("A fedbudget.toml says all of the rest itself, but for the seed.")
+        st.caption(
+            "A file that is named here is what is run on, whatever is chosen above. "
+            "A fedbudget.toml also says epsilon, cost and the prices itself: those "
+            "below do not count then, but for the seed."
+        )
         return {
             "table": path,
             "--label": st.text_input("Column to predict", placeholder="alarm"),
@@ -78,18 +80,25 @@ def _table_fields() -> dict[str, str]:
 
 
 def _number_fields() -> tuple[dict[str, float], str]:
-    first, second = st.columns(2)
     most = 1e9
+    # A pair of columns for each row: on a telephone they stand in this order.
+    first, second = st.columns(2)
+    epsilon = first.number_input("Epsilon", 0.01, 1000.0, 4.0)
+    cost = second.number_input("Cost", 0.01, most, 1000.0)
+    first, second = st.columns(2)
+    communication = first.number_input("Price of a round", 0.0, most, 100.0)
+    computation = second.number_input("Price of a step", 0.0, most, 1.0)
+    first, second = st.columns(2)
+    seed = first.number_input("Seed", 0, 2**31, 0)
+    name = second.text_input("Name", placeholder="run-1")
     numbers = {
-        "--epsilon": first.number_input("Epsilon", 0.01, 1000.0, 4.0),
-        "--cost": second.number_input("Cost", 0.01, most, 1000.0),
-        "--communication-price": first.number_input(
-            "Price of a round", 0.0, most, 100.0
-        ),
-        "--computation-price": second.number_input("Price of a step", 0.0, most, 1.0),
-        "--seed": first.number_input("Seed", 0, 2**31, 0),
+        "--epsilon": epsilon,
+        "--cost": cost,
+        "--communication-price": communication,
+        "--computation-price": computation,
+        "--seed": seed,
     }
-    return numbers, second.text_input("Name", placeholder="run-1")
+    return numbers, name
 
 
 def _watch(runner: Runner, name: str, *, was_running: bool) -> None:

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,19 +34,21 @@ def options_for(
 ) -> list[str]:
     """Return the options of `fedbudget train` that a filled-in form stands for.
 
+    A file that is named is what is trained on, whatever the data selected.
+
     >>> options_for(OWN, {"table": "my.toml"}, {"--epsilon": 4.0, "--seed": 1})
     ['my.toml', '--seed', '1']
     """
     path = table["table"].strip()
-    options = list(DATA[data])
-    if data == OWN and not path:
+    columns = {n: v.strip() for n, v in table.items() if n != "table" and v.strip()}
+    if not path and (data == OWN or columns):
         raise InvalidInputError(f"{OWN!r} comes without one: name the file")
-    if data == OWN and path.endswith(".toml"):
+    if path.endswith(".toml"):
         options, numbers = [path], {"--seed": numbers["--seed"]}
-    elif data == OWN:
-        named = {name: value.strip() for name, value in table.items()}
-        del named["table"]
-        options = [path, *_flat({name: v for name, v in named.items() if v})]
+    elif path:
+        options = [path, *_flat(columns)]
+    else:
+        options = list(DATA[data])
     return options + _flat({name: f"{v:.12g}" for name, v in numbers.items()})
 
 
@@ -60,24 +63,40 @@ class Runner:
     root: Path
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
+    _starting: threading.Lock = field(default_factory=threading.Lock)
 
-    def start(self, name: str, options: list[str]) -> Path:
-        """Start `fedbudget train` with these options, recorded in a new folder."""
-        if not _NAME.fullmatch(name):
-            raise InvalidInputError(
-                f"name {name!r} is not a folder's: take letters, digits, _, - and ."
-            )
-        if (self.root / name).exists():
-            raise RecordError(f"{self.root / name} is there already: take another name")
-        self.root.mkdir(parents=True, exist_ok=True)
-        self._command(name).write_text(json.dumps(options), encoding="utf-8")
-        self._launch(name, options)
+    def start(self, name: str | None, options: list[str]) -> Path:
+        """Start `fedbudget train` with these options, recorded in a new folder.
+
+        Args:
+            name: Of the folder; none takes the next that is free.
+            options: What to train on, and how.
+        """
+        with self._starting:  # two windows may ask at once
+            name = self.free_name() if name is None else name
+            if not _NAME.fullmatch(name):
+                raise InvalidInputError(
+                    f"name {name!r} is not a folder's: take letters, digits, _, - and ."
+                )
+            if (self.root / name).exists() or self.is_running(name):
+                raise RecordError(
+                    f"{self.root / name} is there already: take another name"
+                )
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._command(name).write_text(json.dumps(options), encoding="utf-8")
+            self._launch(name, options)
         return self.root / name
 
     def free_name(self) -> str:
-        """Return a name that no run has."""
-        numbers = itertools.count(1)
-        return next(n for i in numbers if not (self.root / (n := f"run-{i}")).exists())
+        """Return a name that no run has, nor one that is still being planned."""
+        return next(
+            n for i in itertools.count(1) if not self._is_taken(n := f"run-{i}")
+        )
+
+    def _is_taken(self, name: str) -> bool:
+        # A run that is being planned has no folder yet, but it has a command.
+        there = (self.root / name).exists() or self._command(name).exists()
+        return there or self.is_running(name)
 
     def resume(self, name: str) -> None:
         """Start a stopped run again; it goes on where it stopped."""
