@@ -1,6 +1,7 @@
 """The other answers: what they know, what they promise, what they measure."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,7 +117,7 @@ def test_the_noise_of_one_shot_keeps_its_epsilon(
     ],
 )
 def test_one_shot_refuses_what_is_no_budget(
-    budget: dict[str, float], message: str
+    budget: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
         baselines.one_shot(DATA, **budget)

@@ -67,7 +67,7 @@ def within(
     return checked
 
 
-def number(name: str, value: Any, **limits: float) -> float:
+def number(name: str, value: Any, **limits: Any) -> float:
     """Return the value as a float if it is one number inside the limits of `within`."""
     checked = within(name, value, **limits)
     if not isinstance(checked, float):

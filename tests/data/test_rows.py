@@ -80,7 +80,9 @@ def test_rows_that_pass_one_by_rounding_are_scaled_and_the_others_kept(
     if longest > 1 + ROUNDING:  # half precision rounds by more
         return
     single = x if dtype is not np.float16 else x.astype(np.float32)  # SciPy has no half
-    for kept in (in_unit_ball(x), in_unit_ball(csr_array(single)).toarray()):
+    sparse: Any = in_unit_ball(csr_array(single))
+    both: list[Any] = [in_unit_ball(x), sparse.toarray()]
+    for kept in both:
         used = kept.astype(np.float32)  # as the kernels do
         squares = np.sum(np.square(used, dtype=np.float64), axis=1)
         assert (squares <= 1).all()
