@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -240,15 +239,6 @@ class Plan:
                 f"device {m} would spend epsilon {spent[m]:g} with its noise, not "
                 f"{self.epsilon[m]:g} as this plan claims: plan again"
             )
-
-    def digest(self) -> bytes:
-        """Return a few bytes that differ between plans which differ in anything."""
-        found = sha256()
-        for item in fields(self):
-            value = getattr(self, item.name)
-            plain = value if isinstance(value, np.ndarray) else repr(value).encode()
-            found.update(item.name.encode() + b"=" + bytes(plain))
-        return found.digest()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain numbers, strings and lists."""
