@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Inches and points: text stays readable on a telephone, and two figures beside another.
 _SIZE = (4.6, 3.1)
-_FONTS = {
+_FONTS: dict[Any, Any] = {
     "font.size": 10.5,
     "axes.labelsize": 10.5,
     "xtick.labelsize": 10.0,
