@@ -41,8 +41,8 @@ MISTAKES = {
     "a truth value": ("epsilon = 4.0", "epsilon = true", "budget.epsilon must be a n"),
     "delta of one": ("delta = 1e-4", "delta = 1", "budget.delta must be"),
     "a delta of nothing": ("delta = 1e-4", "delta = 0.9", "delta must be at least"),
-    "an absurd epsilon": ("epsilon = 4.0", "epsilon = 1e16", "at most 1e+15"),
-    "an absurd price": ("computation = 1", "computation = 1e16", "at most 1e+15"),
+    "an absurd epsilon": ("epsilon = 4.0", "epsilon = 1e16", "at most 1e+12"),
+    "an absurd price": ("computation = 1", "computation = 1e16", "at most 1e+12"),
     "an absurd noise": ("= 5.0", "= 1e16", "least_noise_multiplier must be above 0"),
     "another accountant": (
         "delta = 1e-4",

@@ -177,7 +177,7 @@ def test_a_demand_for_noise_does_not_drown_the_others(planner: str) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 8])
-@pytest.mark.parametrize("least", [1e5, 1e9, 1e15])
+@pytest.mark.parametrize("least", [1e5, 1e9, 1e12])
 def test_a_demand_beyond_measure_is_left_out_by_name(
     count: int, least: float, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,7 +211,7 @@ def test_when_all_demand_it_the_noise_is_raised_for_all() -> None:
 @pytest.mark.parametrize(
     "absurd, words",
     [
-        ({"communication_price": 1e15}, "cost budget 1000 does not pay for one round"),
+        ({"communication_price": 1e12}, "cost budget 1000 does not pay for one round"),
         ({"cost": 0.0}, "cost budget 0 does not pay for one round"),
         ({"epsilon": 0.0}, "epsilon 0 is no privacy to spend"),
         ({"epsilon": 1e-300, "accountant": "zcdp"}, "epsilon 1e-300 is no privacy"),
@@ -231,13 +231,13 @@ def test_who_cannot_take_part_is_left_out_by_name(
 @pytest.mark.parametrize(
     "extreme",
     [
-        {"epsilon": 1e15},
-        {"epsilon": 1e15, "accountant": "zcdp"},
+        {"epsilon": 1e12},
+        {"epsilon": 1e12, "accountant": "zcdp"},
         {"epsilon": 1e-6, "delta": 1e-100, "accountant": "zcdp"},
         {"delta": 0.5},
-        {"cost": 1e15},
+        {"cost": 1e12},
         {"communication_price": 0.0, "computation_price": 0.0},
-        {"num_samples": 1 << 40, "epsilon": 1e15},
+        {"num_samples": 1 << 40, "epsilon": 1e12},
         {"num_samples": 1},
     ],
 )

@@ -12,7 +12,7 @@ MAX_TEXT = 200
 MAX_COUNT = 1 << 40
 # What an owner may declare at most: far above any use, and far below where the numbers
 # of a plan for the whole fleet would end.
-MOST_DECLARED = 1e15  # epsilon, cost, prices, noise multiplier
+MOST_DECLARED = 1e12  # epsilon, as in `Budget`; cost, prices, noise multiplier
 MOST_DELTA = 0.5
 _MOST_FLOAT = sys.float_info.max
 
