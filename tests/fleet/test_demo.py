@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,9 @@ from tests.contract_devices import rows_of
 def test_terms_that_no_device_would_take_start_nothing(
     changed: dict[str, float],
 ) -> None:
-    usual = {"epsilon": 4.0, "cost": 200.0, "communication": 4.0, "computation": 1.0}
+    usual: dict[str, Any] = {"epsilon": 4, "cost": 200, "communication": 4}
     with pytest.raises(InvalidInputError, match=next(iter(changed))):
-        Terms(**usual | changed)
+        Terms(**(usual | {"computation": 1} | changed))
 
 
 def test_a_device_that_ends_ends_the_demonstration(tmp_path: Path) -> None:
