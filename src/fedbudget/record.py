@@ -72,7 +72,8 @@ class Record:
         self._about |= same or {}
         about = {**self._about, "privacy": plan["privacy"], "versions": versions()}
         with refusing(self.path, _RESUME):
-            self.path.mkdir(parents=True, exist_ok=True)
+            if not self.path.exists():
+                self.path.mkdir(parents=True, exist_ok=True)
             self._hold = _hold(self.path)
             there = set(os.listdir(self.path))
         if there <= _BEFORE_PLAN:
@@ -165,7 +166,7 @@ _held: weakref.WeakValueDictionary[tuple[int, int], _Hold] = (
 
 
 def _hold(path: Path) -> _Hold:
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     found = os.fstat(handle)
     held = _held.get((found.st_dev, found.st_ino))
     if held is not None:
