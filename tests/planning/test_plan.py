@@ -145,7 +145,7 @@ def test_a_sampled_plan_is_within_budget() -> None:
     assert plan.noise_std[0] / plan.steps**0.5 < unsampled.noise_std[0] / 5
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     epsilon=st.floats(0.5, 8),
     accountant=st.sampled_from(["gdp", "zcdp"]),
