@@ -156,7 +156,7 @@ def trade_off(
                 curve(
                     axes[row][column],
                     # A little apart, for their bars to be seen.
-                    [ticks[i] + aside * (number - len(lines) / 2) for i in there],
+                    [ticks[i] + aside * (number - (len(lines) - 1) / 2) for i in there],
                     [found[i] for i in there],
                     LINES[number],
                     f"{other} = {fixed:g}",
