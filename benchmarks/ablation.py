@@ -38,11 +38,12 @@ from tables import add_option, difference, header, row, show
 
 import fedbudget as fb
 from fedbudget.devices.dissimilarity import measure_dissimilarity, query_cost
-from fedbudget.paper.statistics import mean_interval
+from fedbudget.paper.statistics import Estimate, mean_interval
 from fedbudget.planning import joint
 from fedbudget.training import Order, Replies
 
 COST = 1000
+WORDS = ("ahead", "behind", "undecided", "the same")
 Plans = Callable[[fb.Problem, fb.Budget], fb.Plan]
 
 
@@ -101,7 +102,7 @@ class Memory:
 def parts(splits: int) -> Iterator[str]:
     """Yield a line per case and epsilon: the default plan less that without a part."""
     yield from header(["case", "epsilon", "default", *PARTS])
-    memory, verdicts = Memory(), Counter[tuple[str, int]]()
+    memory, verdicts = Memory(), Counter[tuple[str, str]]()
     ways = {"default": without()} | PARTS
     for case in CASES:
         found: dict[float, list[Any]] = {epsilon: [] for epsilon in EPSILONS}
@@ -115,14 +116,20 @@ def parts(splits: int) -> Iterator[str]:
         for epsilon, each in found.items():
             table = np.array(each)
             worth = [mean_interval(table[:, 0] - other) for other in table[:, 1:].T]
-            verdicts.update((n, w.sign) for n, w in zip(PARTS, worth, strict=True))
+            verdicts.update((n, word(w)) for n, w in zip(PARTS, worth, strict=True))
             told = [f"{table[:, 0].mean():.1f}", *map(difference, worth)]
             yield row([case.name, epsilon, *told])
     yield ""
     for name in PARTS:
-        pays, costs = verdicts[name, 1], verdicts[name, -1]
-        open_ = len(CASES) * len(EPSILONS) - pays - costs
-        yield f"- {name}: the default is ahead {pays}, behind {costs}, open {open_}"
+        counts = [f"{verdicts[name, word]} {word}" for word in WORDS]
+        yield f"- {name}: {', '.join(counts)}"
+
+
+def word(worth: Estimate) -> str:
+    """Return what an interval says of a part."""
+    if worth.low == worth.high == 0:
+        return "the same"
+    return {1: "ahead", 0: "undecided", -1: "behind"}[worth.sign]
 
 
 class Losing(fb.SimulatedDevices):

@@ -48,7 +48,7 @@ import numpy as np
 from methods import CASES, Question
 from tables import add_option, difference, header, row, show, standard_error
 
-from fedbudget.paper.statistics import mean_interval
+from fedbudget.paper.statistics import Estimate, mean_interval
 
 METHODS: dict[str, Callable[[Question], Any]] = {
     "ours": methods.ours,
@@ -114,10 +114,13 @@ def table(results: dict[str, dict[str, list[float]]]) -> Iterator[str]:
             )
             if not gap.low > 0:
                 word = "behind" if gap.high < 0 else "not ahead of"
-                yield (
-                    f"- {word} {_name(other)} on {case}: ours less theirs "
-                    f"{difference(gap)}"
-                )
+                yield f"- {word} {_name(other)} on {case}: {_told(gap)}"
+
+
+def _told(gap: Estimate) -> str:
+    if gap.low == gap.high == 0:
+        return "the same plans"
+    return f"ours less theirs {difference(gap)}"
 
 
 def _name(method: str) -> str:
