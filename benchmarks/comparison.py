@@ -161,8 +161,8 @@ def main() -> None:
         for seed in range(asked.seeds):
             for epsilon in epsilons:
                 answer(known, case, epsilon, seed, chosen)
-        if asked.json:
-            asked.json.write_text(json.dumps(known, indent=0) + "\n")
+            if asked.json:  # an interrupted run goes on from here
+                asked.json.write_text(json.dumps(known, indent=0) + "\n")
         print(f"{case}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
     for epsilon in epsilons:
         print(f"epsilon {epsilon:g}\n")
