@@ -1,6 +1,6 @@
 """What a way to draw batches buys where samples have a price.
 
-`python benchmarks/batches.py [--splits 10]` prints a Markdown table: test accuracy on
+`python benchmarks/batches.py [--splits 20]` prints a Markdown table: test accuracy on
 Adult-2 (dealt out evenly), mean over devices' own test rows, over splits with one run
 each; its standard error in the last digits. Every plan is `joint`'s best for its way,
 within the same epsilon, delta and cost:
@@ -12,9 +12,11 @@ within the same epsilon, delta and cost:
 """
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from tables import add_option, header, row, show, standard_error
 
 import fedbudget as fb
 
@@ -46,14 +48,10 @@ def shape(plan: fb.Plan) -> str:
     return f"{batch}; {plan.tau}x{plan.rounds}"
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--splits", type=int, default=10)
-    splits = parser.parse_args().splits
+def table(splits: int) -> Iterator[str]:
+    """Yield a line per price and epsilon."""
     every = [fb.load("adult", split="iid", seed=seed) for seed in range(splits)]
-    print(f"| price of a sample | epsilon | {' | '.join(WAYS)} |")
-    print("|---" * (2 + len(WAYS)) + "|")
+    yield from header(["price of a sample", "epsilon", *WAYS])
     for per_sample in PER_SAMPLE:
         for epsilon in EPSILONS:
             # The plans know the sizes alone: they are the same for every split.
@@ -64,12 +62,21 @@ def main() -> None:
                     for seed, data in enumerate(every)
                 ]
             )
-            mean, error = found.mean(0), found.std(0, ddof=1) / np.sqrt(splits)
             cells = [
                 f"{100 * m:.1f} +- {100 * e:.1f} ({shape(plan)})"
-                for m, e, plan in zip(mean, error, chosen, strict=True)
+                for m, e, plan in zip(
+                    found.mean(0), standard_error(found), chosen, strict=True
+                )
             ]
-            print(f"| {per_sample} | {epsilon} | {' | '.join(cells)} |", flush=True)
+            yield row([per_sample, epsilon, *cells])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--splits", type=int, default=20)
+    add_option(parser)
+    asked = parser.parse_args()
+    show("batches", table(asked.splits), asked.tables)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ rows, then over splits.
     personal   the released model, adapted by every device; nothing is sent
     gain       personal less the better of the two, and the standard error of its mean
 
-A gain above two standard errors is "better", below minus two "worse", else "as good".
+A gain is "better" if its 95% interval (Student's t) lies above zero, "worse" if below;
+else "as good" if the interval lies above -0.2 points, and "undecided" if it does not.
 New devices had no part in training: they get the released model, and adapt it.
 """
 
@@ -17,17 +18,22 @@ import itertools
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 from accuracy import CASES as PAPER, UNSEEN, Case, adult, planned
+from tables import add_option, header, row, show, standard_error
 
 import fedbudget as fb
 from fedbudget.devices.measuring import means, measure_devices
 from fedbudget.devices.personal import adapt_each
+from fedbudget.paper.statistics import mean_interval
 
 BUDGETS = tuple(itertools.product((1, 4, 10), (1000, 500)))  # epsilon, cost
 MANY = 200
+TOLERATED = 0.2  # points: what is not worse by more is as good
+WORDS = ("better", "as good", "undecided", "worse")
 FIRST = 100  # seeds below chose the constants of `fedbudget.devices.personal`
 
 
@@ -69,27 +75,24 @@ def verdict(found: np.ndarray) -> tuple[float, float, str]:
     """Return the gain, its standard error and a word; found has shape (splits, 3)."""
     better = found[:, np.argmax(found.mean(0)[:2])]
     gain = found[:, 2] - better
-    mean, error = gain.mean(), gain.std(ddof=1) / len(gain) ** 0.5
-    word = "better" if mean > 2 * error else "worse" if mean < -2 * error else "as good"
-    return mean, error, word
+    interval = mean_interval(gain)
+    word = "as good" if interval.low > -TOLERATED else "undecided"
+    if interval.sign:
+        word = "better" if interval.sign > 0 else "worse"
+    return interval.mean, float(standard_error(gain)), word
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="2 splits, small cases")
-    parser.add_argument("--splits", type=int, default=20)
-    asked = parser.parse_args()
-    started, words = time.perf_counter(), Counter[str]()
-    print(
-        "| case | rows | epsilon | cost | global | alone | personal | gain | verdict |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+def table(most: int, *, quick: bool) -> Iterator[str]:
+    """Yield a line per case and budget, and a count of the verdicts."""
+    words = Counter[str]()
+    measured = ["global", "alone", "personal", "gain", "verdict"]
+    yield from header(["case", "rows", "epsilon", "cost", *measured])
     for case, new in CASES:
         many = case.load is adult_on_many
-        if asked.quick and (many or case.loss == "hinge"):
+        if quick and (many or case.loss == "hinge"):
             continue
         # 200 devices take long, and differ less by split: half as many will do.
-        splits = 2 if asked.quick else asked.splits // 2 if many else asked.splits
+        splits = 2 if quick else most // 2 if many else most
         seeds = range(FIRST, FIRST + splits)
         found = np.array([accuracies(case, new, seed) for seed in seeds])
         sizes = case.load(FIRST).num_samples
@@ -97,14 +100,21 @@ def main() -> None:
         for (epsilon, cost), each in zip(BUDGETS, found.swapaxes(0, 1), strict=True):
             gain, error, word = verdict(each)
             words[word] += 1
-            cells = " | ".join(f"{mean:.1f}" for mean in each.mean(0))
-            print(
-                f"| {case.name} | {rows} | {epsilon} | {cost} | {cells} | "
-                f"{gain:+.2f} +- {error:.2f} | {word} |",
-                flush=True,
-            )
-    print()
-    print(", ".join(f"{words[word]} {word}" for word in ("better", "as good", "worse")))
+            cells = [f"{mean:.1f}" for mean in each.mean(0)]
+            told = f"{gain:+.2f} +- {error:.2f}"
+            yield row([case.name, rows, epsilon, cost, *cells, told, word])
+    yield ""
+    yield ", ".join(f"{words[word]} {word}" for word in WORDS) + "."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="2 splits, small cases")
+    parser.add_argument("--splits", type=int, default=20)
+    add_option(parser)
+    asked = parser.parse_args()
+    started = time.perf_counter()
+    show("personal", table(asked.splits, quick=asked.quick), asked.tables)
     print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
 
 

@@ -1,6 +1,7 @@
-"""The tables on other answers and on personal models: they run, and can say no."""
+"""The tables of docs/accuracy.md: the commands run, and can say no."""
 
 import importlib
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks"
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +25,12 @@ def personal(comparison: Any) -> Any:
     return importlib.import_module("personal")
 
 
-def test_every_method_answers_on_the_same_rows(
-    comparison: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(scope="module")
+def leaking(comparison: Any) -> Any:
+    return importlib.import_module("leaking")
+
+
+def test_every_method_answers_on_the_same_rows(comparison: Any) -> None:
     methods = [name for name in comparison.METHODS if name != "diffprivlib"]
     known: dict[str, float] = {}
     comparison.answer(known, "cancer", 10.0, 0, methods)
@@ -36,17 +41,22 @@ def test_every_method_answers_on_the_same_rows(
     assert once["centralised"][0] > 0.9
     # Two seeds without spread: ahead means ahead, behind is said.
     found = {name: values * 2 for name, values in once.items()}
-    comparison.show({"cancer": found}, 10.0)
-    shown = capsys.readouterr().out
+    shown = "\n".join(comparison.table({"cancer": found}))
     ours = found["ours"][0]
     assert f"| ours | {100 * ours:.1f} +- 0.0 |" in shown
     for method in comparison.FEDERATED[1:]:
-        behind = ours <= found[method][0]
-        assert (f"not ahead of {method} on cancer" in shown) == behind
+        leaks = " (LEAKS)" if method in comparison.LEAKS else ""
+        assert f"| {method}{leaks} |" in shown
+        named = f"{method}{leaks} on cancer" in shown
+        assert named == (ours <= found[method][0])
     found["paper"] = [ours + 0.01] * 2
-    comparison.show({"cancer": found}, 10.0)
-    expected = "- not ahead of paper on cancer: ours less theirs -1.00 +- 0.00\n"
-    assert expected in capsys.readouterr().out
+    shown = "\n".join(comparison.table({"cancer": found}))
+    told = "- behind paper on cancer: ours less theirs -1.00 [-1.00, -1.00]"
+    assert told in shown
+    # Three seeds: 2 +- 1 points are not ahead by Student's t, 2 standard errors are.
+    found = {"paper": [0.8] * 3, "ours": [0.8023, 0.82, 0.8377]}
+    (line,) = [li for li in comparison.table({"x": found}) if li.startswith("- ")]
+    assert line == "- not ahead of paper on x: ours less theirs +2.00 [-2.40, +6.40]"
 
 
 def test_what_is_known_is_not_computed_again(
@@ -66,14 +76,14 @@ def test_noise_of_fedavg_is_that_of_its_budget(comparison: Any) -> None:
     def model(epsilon: float, seed: int) -> np.ndarray:
         asked = comparison.Question("cancer", epsilon, 0)
         asked.seed = seed  # of the noise alone
-        return np.asarray(comparison.fedavg(asked))
+        return np.asarray(comparison.methods.fedavg(asked))
 
     quiet = model(1e6, 0)
     spread = np.std([model(1.0, seed) - quiet for seed in range(12)])
     # By hand: 9 rounds; a sample moves an update by tau eta 2 G / N, at most by 2.
     sizes = comparison.Question("cancer", 1.0, 0).data.num_samples
     moves = np.minimum(2.0, 10 * 2.0 * 2 / sizes)
-    mu = float(comparison.GDP.mu_from_epsilon(1.0, 1e-4))
+    mu = float(comparison.methods.GDP.mu_from_epsilon(1.0, 1e-4))
     once = np.sqrt(np.sum((sizes / sizes.sum() * moves) ** 2)) * 9**0.5 / mu
     # Later rounds contract earlier noise, but never below the last round's.
     assert 0.8 * once < spread < 1.2 * once * 9**0.5
@@ -85,7 +95,8 @@ def test_a_personal_model_is_held_against_the_better_of_both(personal: Any) -> N
         return str(personal.verdict(table)[2])
 
     assert word([81.0, 81.2, 81.1]) == "better"
-    assert word([79.0, 81.0, 80.1]) == "as good"
+    assert word([79.95, 80.05, 80.0]) == "as good"  # not worse by 0.2 points
+    assert word([79.0, 81.0, 80.1]) == "undecided"
     assert word([79.0, 79.1, 79.2]) == "worse"
 
 
@@ -97,3 +108,95 @@ def test_new_devices_take_no_part_in_training(personal: Any) -> None:
     assert (np.ptp(there[:, 1]), np.ptp(new[:, 1])) == (0, 0)  # alone: no budget
     assert (there != new).any()
     assert 50 < there.min() <= there.max() <= 100
+
+
+def test_ali_dpfl_keeps_its_budgets_and_its_rule(
+    comparison: Any, leaking: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By hand: 4/0.1^2 + 3 + 2 * 0.2 * 30 * 0.1 + 1 = 405.2; (2 + 2/30) * 2 = 4.1333;
+    # sqrt(1 + 98.032) = 9.95.
+    given = {"gamma": 0.2, "horizon": 30, "lipschitz": 1.0}
+    assert leaking.local_iterations(mu=0.1, noise=1.0, **given) == 10
+    assert leaking.local_iterations(mu=1e-6, noise=0.0, **given) == 100
+    assert leaking.local_iterations(mu=10.0, noise=1e9, **given) == 1
+    asked = leaking.Question("cancer", 4.0, 0)
+    taken = []
+    original = leaking.device_replies
+
+    def spy(packed: Any, theta: Any, order: Any, **keys: Any) -> Any:
+        taken.append((order.tau, keys["first_step"], order.noise_std))
+        return original(packed, theta, order, **keys)
+
+    monkeypatch.setattr(leaking, "device_replies", spy)
+    leaking.adaptive_run(asked, 0, 90, 16.0)
+    taus = [tau for tau, _, _ in taken]
+    assert taus[0] == 1 and len(set(taus)) > 1  # recomputed from round to round
+    assert sum(taus) <= 90 and sum(100 + tau for tau in taus) <= leaking.COST
+    assert [first for _, first, _ in taken] == list(np.cumsum([0, *taus])[:-1])
+    # The noise is for all 90 steps at once: by hand, 2 G sqrt(90) / (N mu).
+    mu = float(comparison.methods.GDP.mu_from_epsilon(4.0, 1e-4))
+    by_hand = 2 * 90**0.5 / (asked.data.num_samples * mu)
+    assert np.allclose(taken[0][2], by_hand, rtol=1e-6)
+
+
+def test_settings_are_picked_with_noise_that_no_score_has(leaking: Any) -> None:
+    used: list[int] = []
+
+    def models(asked: Any, seed: int, settings: Any) -> Any:
+        used.append(seed)
+        truth = leaking.tuned_sgd(asked, seed, [(16.0, 0.5, 0.5, 9)])[0]
+        return np.array([s * truth for s in settings])
+
+    method = leaking.tuned(models, [-1.0, 1.0])  # the first has all signs wrong
+    asked = leaking.Question("cancer", 10.0, 3)
+    assert asked.accuracy(method(asked)) > 0.6
+    assert used == [leaking.PICKING + split for split in range(leaking.SPLITS)] + [3]
+    method(leaking.Question("cancer", 10.0, 4))
+    assert used[-1] == 4 and len(used) == leaking.SPLITS + 2  # picked once
+
+
+def test_a_search_keeps_picking_and_scoring_apart(comparison: Any) -> None:
+    searching = importlib.import_module("searching")
+    points = {place.point(4, 1000) for place in searching.coarse()}
+    assert {p.learning_rate for p in points} == {1, 4, 16, 64}
+    assert {p.drift_control for p in points} == {False, True}
+    assert all(p.cost <= 1000 for p in points)
+    place = next(searching.coarse())
+    near = list(place.neighbours())
+    assert place in near and len(near) == 1 + len(place)
+    seeds = {n + s for n in (10_000, 20_000, 30_000) for s in range(100)}
+    assert not seeds & {s for split in range(50) for s in searching.scoring(split)}
+
+
+def test_parts_are_taken_away_from_equal_budgets(comparison: Any) -> None:
+    ablation = importlib.import_module("ablation")
+    problem = ablation.CASES[0].load(0).problem()
+    budget = ablation.fb.Budget(epsilon=4.0, delta=1e-4, cost=1000)
+    default = ablation.fb.plan(problem, budget, ablation.PRICES)
+    assert default.momentum > 0 and default.drift_control
+    for name, way in ablation.PARTS.items():
+        plan = way(problem, budget)
+        plan.check_promise()
+        assert plan.epsilon.max() <= 4.0 and plan.cost.max() <= 1000, name
+    plans = {name: way(problem, budget) for name, way in ablation.PARTS.items()}
+    assert plans["no momentum"].momentum == 0 and plans["tau 1"].tau == 1
+    assert not plans["no drift control"].drift_control
+    assert plans["zcdp"].accountant == "zcdp"
+    assert np.ptp(plans["weights uniform"].weights) < 1e-12
+    assert plans["batches of 256"].batch_size.max() == 256
+
+
+def test_the_page_takes_its_tables_from_files(tmp_path: Path) -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "accuracy.py"))
+    page = script["PAGE"].read_text(encoding="utf-8")
+    names = [match[2] for match in script["TABLE"].finditer(page)]
+    assert len(names) == len(set(names)) == page.count("<!-- table: ") >= 10
+    (tmp_path / "regret.md").write_text("| a |\n|---|\n", encoding="utf-8")
+    filled, written = script["filled"](page, tmp_path)
+    assert written == ["regret"]
+    assert "<!-- table: regret -->\n\n| a |\n|---|\n\n<!-- end of table -->" in filled
+    for line in set(page.splitlines()) - set(filled.splitlines()):
+        assert line.startswith(("| data set", "|---", "| digits", "| breast")), line
+    (tmp_path / "other.md").write_text("x", encoding="utf-8")
+    with pytest.raises(ValueError, match="holds other, the page has places for"):
+        script["filled"](page, tmp_path)
