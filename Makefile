@@ -36,8 +36,9 @@ demo: $(VENV)/.lab
 	  $(BIN)/fedbudget $$command || exit 1; \
 	done
 
+# On all cores, a file of tests at a time.
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -54,13 +54,13 @@ def without(**how: Any) -> Plans:
 
 def without_momentum(problem: fb.Problem, budget: fb.Budget) -> fb.Plan:
     """Plan everything else anew: `plan` has no switch for momentum."""
-    every = joint._combine
+    every = joint.combinations
 
     def none(pairs: Any, rates: Any, momenta: Any) -> Any:
         del momenta
         return every(pairs, rates, np.zeros(1))
 
-    with patch.object(joint, "_combine", none):
+    with patch.object(joint, "combinations", none):
         plan = fb.plan(problem, budget, PRICES)
     if plan.momentum:
         raise RuntimeError(f"momentum {plan.momentum} was planned nevertheless")

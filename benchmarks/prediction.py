@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 import fedbudget as fb
-from fedbudget.planning.joint import _DRIFT, _SLOWER
+from fedbudget.planning.scoring import DRIFT, SLOWER
 from fedbudget.planning.spectral import Schedule, Spectrum, respond
 from fedbudget.privacy import GDP
 
@@ -66,7 +66,7 @@ def predict(problem: fb.Problem, plan: fb.Plan, *, fitted: bool) -> float:
     found = respond(Spectrum.of(problem), schedule, variance=1.0)
     noise = float(np.sum((plan.weights * plan.noise_std) ** 2))
     unlike = problem["dissimilarity"] ** 2
-    slower, drift = (1 + _SLOWER * min(unlike, 1.0), _DRIFT) if fitted else (1.0, 1.0)
+    slower, drift = (1 + SLOWER * min(unlike, 1.0), DRIFT) if fitted else (1.0, 1.0)
     return float(
         slower * found.remaining[0]
         + found.noise[0] * noise

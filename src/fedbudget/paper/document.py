@@ -165,7 +165,8 @@ def _what_was_run(
             f"best {scale.finalists} points run {scale.final_repeats} times again "
             "before one is picked"
             + (
-                f", and each tau's best {scale.tau_finalists} {scale.tau_repeats} times"
+                f", and of each tau the best {scale.tau_finalists}, "
+                f"{scale.tau_repeats} times"
                 if scale.tau_finalists > 1
                 else ""
             )

@@ -17,7 +17,7 @@ STABLE = 1.9
 # Unlike devices cost more than the spread of their optima alone says: what only one of
 # them knows is also what the others cannot correct. Fit Adult by education. Beyond a
 # squared dissimilarity of 1, devices agree on nothing, and progress slows no further.
-_OFF_TARGET, _DRIFT, _SLOWER = 6.0, 2.0, 6.0
+OFF_TARGET, DRIFT, SLOWER = 6.0, 2.0, 6.0
 
 # Devices keep a state for drift control: it has to save this share of the loss.
 _WORTH_CONTROL = 0.1
@@ -92,16 +92,16 @@ def predicted_parts(
     noise_steps = lap * np.ceil(schedule.tau * schedule.rounds / lap)
     ones = np.ones(len(weighting.kappa))
     remaining = response.remaining[:, None] * ones
-    off_target = _OFF_TARGET * unlike * response.moved[:, None]
+    off_target = OFF_TARGET * unlike * response.moved[:, None]
     parts = {
-        "progress not made": (1 + _SLOWER * min(unlike, 1.0)) * remaining,
+        "progress not made": (1 + SLOWER * min(unlike, 1.0)) * remaining,
         "privacy noise": (response.noise * noise_steps)[:, None] * weighting.noise,
         "batch sampling": response.sampling[:, None] * weighting.sampling,
-        "drift of local steps": _DRIFT * unlike * response.drift[:, None] * ones,
+        "drift of local steps": DRIFT * unlike * response.drift[:, None] * ones,
         "weights off target": off_target * weighting.bias,
     }
     drift = parts["drift of local steps"]
-    saved = drift - _DRIFT * unlike * response.controlled[:, None]
+    saved = drift - DRIFT * unlike * response.controlled[:, None]
     controlled = saved > _WORTH_CONTROL * np.sum(list(parts.values()), axis=0)
     controlled &= setting.drift_control
     parts["drift of local steps"] = np.where(controlled, drift - saved, drift)
