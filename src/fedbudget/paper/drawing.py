@@ -200,6 +200,7 @@ def references(column: Sequence["Axes"], case: Case, baselines: Sequence[Row]) -
             va="bottom",
             fontsize=7,
             color=GREY,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
         )
 
 

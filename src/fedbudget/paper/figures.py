@@ -73,8 +73,9 @@ def _figures(
                 title=f"Every tau, {name}",
                 caption=f"Figure 2 (fig:baseline_proposed), {name}: {grid}, picked on "
                 f"validation rows. Stars: what the planner `{planner}` chose. Dotted: "
-                f"tau = {LONGEST_TAU}, where the paper's search ends. Losses far off "
-                f"are cut. {ends}",
+                f"tau = {LONGEST_TAU}, where the paper's search ends. Points are "
+                "picked for their accuracy, and some have a large loss: what is far "
+                f"off is cut. {ends}",
             ),
             partial(searching.search_figure, kind, cases, runs, scale, vehicle),
         )
