@@ -151,7 +151,7 @@ def test_a_package_that_is_missing(
     for name in [n for n in sys.modules if n.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=r"fedbudget\[track\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[track\]"):
         tracker(where, PLAN)
 
 

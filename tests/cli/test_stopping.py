@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -145,6 +146,15 @@ def test_ctrl_c_without_a_folder(seconds: float, tmp_path: Path) -> None:
     assert err.strip().count("\n") == 0
 
 
+@pytest.fixture
+def usual_ctrl_c() -> Iterator[None]:
+    """As in a terminal: a process in the background, or a worker, may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_ctrl_c")
 def test_ctrl_c_inside_llvm_is_held_back() -> None:
     inside: dict[str, Any] = {"__name__": "llvmlite.made_up", "signal": signal}
     exec(

@@ -140,4 +140,4 @@ def test_a_missing_cluster_package_is_named(
         pytest.skip(f"{backend} is installed")
     grid = ("--epsilons", "4", "--costs", "500", "--seeds", "1")
     result = run(capsys, "sweep", *sensors(tmp_path), *grid, "--backend", backend)
-    assert_one_line(result, code=1, says=(f"fedbudget[{backend}]",))
+    assert_one_line(result, code=1, says=(f".[{backend}]",))

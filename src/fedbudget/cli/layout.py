@@ -59,6 +59,7 @@ def show_pairs(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
     table = new_table("", "")
     table.show_header = False
     table.columns[0].no_wrap = True
+    table.columns[1].overflow = "fold"  # a long path goes on in the next line
     for name, text in pairs:
         table.add_row(Text(name, style="dim"), Text(text))
     show_table(console, table)
