@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -67,7 +66,21 @@ def train(arguments: tuple[str, ...], out: Path, *more: str) -> Result:
 
 
 def interrupt(arguments: tuple[str, ...], out: Path, how: signal.Signals) -> Result:
-    """Start a run and send it a signal after a few rounds."""
+    """Start a run and send it a signal after a few rounds.
+
+    Where the machine is busy the run may be over by then: it is started once more.
+    """
+    for _ in range(5):
+        result = _interrupt_once(arguments, out, how)
+        if not (out / "model.npz").exists():
+            return result
+        shutil.rmtree(out)
+    raise AssertionError("the signal came too late, five times")
+
+
+def _interrupt_once(
+    arguments: tuple[str, ...], out: Path, how: signal.Signals
+) -> Result:
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, *arguments, "--out", str(out)],
         stdout=subprocess.PIPE,
@@ -79,7 +92,6 @@ def interrupt(arguments: tuple[str, ...], out: Path, how: signal.Signals) -> Res
         time.sleep(0.01)
     process.send_signal(how)
     shown, err = process.communicate(timeout=60)
-    assert not (out / "model.npz").exists(), "the signal came too late"
     return Result(process.returncode, shown, err)
 
 
@@ -146,15 +158,6 @@ def test_ctrl_c_without_a_folder(seconds: float, tmp_path: Path) -> None:
     assert err.strip().count("\n") == 0
 
 
-@pytest.fixture
-def usual_ctrl_c() -> Iterator[None]:
-    """As in a terminal: a process in the background, or a worker, may ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("usual_ctrl_c")
 def test_ctrl_c_inside_llvm_is_held_back() -> None:
     inside: dict[str, Any] = {"__name__": "llvmlite.made_up", "signal": signal}
     exec(
