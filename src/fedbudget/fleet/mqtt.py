@@ -15,17 +15,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
-
-from paho.mqtt.client import Client, ConnectFlags, MQTTMessage, MQTTv311
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.properties import Properties
-from paho.mqtt.reasoncodes import ReasonCode
+from typing import TYPE_CHECKING, Any
 
 from fedbudget.checks import whole
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.certificates import Identity
 from fedbudget.fleet.channel import Message
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
+    from paho.mqtt.properties import Properties
+    from paho.mqtt.reasoncodes import ReasonCode
 
 _log = logging.getLogger(__name__)
 
@@ -182,7 +182,12 @@ class Connection:
         if message.handle:
             self._client.ack(message.handle, _QOS)
 
-    def _new_client(self, will: tuple[str, bytes] | None) -> Client:
+    def _new_client(self, will: tuple[str, bytes] | None) -> "Client":
+        # Only now: a device has read its rows by then, and what reading has left free
+        # takes this in. It saves a megabyte.
+        from paho.mqtt.client import Client, MQTTv311
+        from paho.mqtt.enums import CallbackAPIVersion
+
         client = Client(
             CallbackAPIVersion.VERSION2,
             client_id=self.name,
@@ -206,11 +211,11 @@ class Connection:
 
     def _connect(
         self,
-        client: Client,
+        client: "Client",
         userdata: object,
-        flags: ConnectFlags,
-        reason: ReasonCode,
-        properties: Properties | None,
+        flags: "ConnectFlags",
+        reason: "ReasonCode",
+        properties: "Properties | None",
     ) -> None:
         if reason.is_failure:
             self._problem(f"the broker refuses us: {reason}")
@@ -226,18 +231,20 @@ class Connection:
             self._on_connect()
         self._connected.set()
 
-    def _connect_fail(self, client: Client, userdata: object) -> None:
+    def _connect_fail(self, client: "Client", userdata: object) -> None:
         self._problem("no connection; trying on")
         if len(self._nodes) > 1:
             self._nodes.rotate(-1)
             client.connect_async(*self._nodes[0], keepalive=_KEEP_ALIVE)
 
-    def _disconnect(self, client: Client, userdata: object, *told: Any) -> None:
+    def _disconnect(self, client: "Client", userdata: object, *told: Any) -> None:
         self._connected.clear()
         if not self._stopping:
             self._problem("connection lost; connecting again")
 
-    def _message(self, client: Client, userdata: object, message: MQTTMessage) -> None:
+    def _message(
+        self, client: "Client", userdata: object, message: "MQTTMessage"
+    ) -> None:
         handle = message.mid if message.qos else 0
         self.inbox.put(
             Message(
@@ -273,7 +280,7 @@ def _node(text: str, port: int) -> tuple[str, int]:
     return host.strip("[]"), whole("port", int(number), least=1, most=65535)
 
 
-def _send_at_once(client: Client, userdata: object, channel: Any) -> None:
+def _send_at_once(client: "Client", userdata: object, channel: Any) -> None:
     """Send small packets without waiting: an answer would take 40 ms longer."""
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
