@@ -37,9 +37,9 @@ from methods import single_steps
 from tables import add_option, difference, header, row, show
 
 import fedbudget as fb
-from fedbudget.devices.dissimilarity import measure_dissimilarity, query_cost
 from fedbudget.paper.statistics import Estimate, mean_interval
 from fedbudget.planning import joint
+from fedbudget.simulation.dissimilarity import measure_dissimilarity, query_cost
 from fedbudget.training import Order, Replies
 
 COST = 1000

@@ -24,7 +24,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from tables import add_option, header, row, show, standard_error
 
 import fedbudget as fb
-from fedbudget.baselines import centralised
+from fedbudget.reporting.baselines import centralised
 
 DELTA, PRICES = 1e-4, fb.Prices(communication=100, computation=1)
 EPSILONS = (1, 4, 10)

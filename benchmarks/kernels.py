@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from baselines import jax_rounds, numpy_rounds
 
-from fedbudget.devices.kernels import RoundPlan, run_rounds, sweep_runs
-from fedbudget.devices.rows import PackedRows, pack_one_hot, pack_rows
-from fedbudget.models import Hinge, Logistic
+from fedbudget.losses import Hinge, Logistic
+from fedbudget.simulation.kernels.layouts import PackedRows, pack_one_hot, pack_rows
+from fedbudget.simulation.kernels.runs import RoundPlan, run_rounds, sweep_runs
 
 CATEGORIES = (9, 16, 7, 15, 6, 5, 2, 42)  # the 102 one-hot columns of Adult
 TAU, LEARNING_RATE, NOISE_STD = 10, 0.5, 0.01

@@ -29,11 +29,11 @@ from accuracy import PRICES
 from methods import COST, Question
 
 import fedbudget as fb
-from fedbudget.devices.kernels import device_replies
-from fedbudget.devices.measuring import measure_all
-from fedbudget.devices.simulated import packed_rows, round_plan
 from fedbudget.paper.planners import assuming
 from fedbudget.paper.points import Maker, Point, power_weights
+from fedbudget.simulation.devices import packed_rows, round_plan
+from fedbudget.simulation.kernels.runs import device_replies
+from fedbudget.simulation.measuring import measure_all
 
 PICKING = 10_000  # first noise seed of picking; scores have the seed of their split
 SPLITS = 5  # that settings are picked on

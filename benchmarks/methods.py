@@ -14,10 +14,10 @@ from accuracy import CASES as PAPER, DELTA, PRICES, UNSEEN, planned
 from personal import IID_MANY
 
 import fedbudget as fb
-from fedbudget import baselines
-from fedbudget.devices.measuring import means, measure_devices
-from fedbudget.devices.personal import adapt_all
 from fedbudget.privacy import GDP
+from fedbudget.reporting import baselines
+from fedbudget.simulation.measuring import means, measure_devices
+from fedbudget.simulation.personal import adapt_all
 
 COST = 1000
 NAMES = ("Adult-1", "Adult-2", "Vehicle-1", "Vehicle-2", "digits", "cancer")

@@ -26,15 +26,15 @@ from accuracy import CASES as PAPER, UNSEEN, Case, adult, planned
 from tables import add_option, header, row, show, standard_error
 
 import fedbudget as fb
-from fedbudget.devices.measuring import means, measure_devices
-from fedbudget.devices.personal import adapt_each
 from fedbudget.paper.statistics import mean_interval
+from fedbudget.simulation.measuring import means, measure_devices
+from fedbudget.simulation.personal import adapt_each
 
 BUDGETS = tuple(itertools.product((1, 4, 10), (1000, 500)))  # epsilon, cost
 MANY = 200
 TOLERATED = 0.2  # points: what is not worse by more is as good
 WORDS = ("better", "as good", "undecided", "worse")
-FIRST = 100  # seeds below chose the constants of `fedbudget.devices.personal`
+FIRST = 100  # seeds below chose the constants of `fedbudget.simulation.personal`
 
 
 def adult_on_many(seed: int) -> fb.Dataset:

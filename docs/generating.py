@@ -162,7 +162,7 @@ _OTHER_KEYS = {
 
 def wire() -> str:
     """Describe every message, field by field, from the messages' own source."""
-    from fedbudget.fleet import chunks, codec, messages, signing, topics
+    from fedbudget.fleet.wire import codec, framing as chunks, messages, signing, topics
 
     kinds = (
         messages.Declaration,

@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
+from fedbudget.algorithm import Batch, local_steps, next_shift, weighted_mean
 from fedbudget.checks import Array
 from fedbudget.data import Dataset, Part
-from fedbudget.devices.local import Batch, local_steps, next_shift, weighted_mean
-from fedbudget.devices.simulated import SimulatedDevices
 from fedbudget.ledger import Charge, Ledger
-from fedbudget.models import Floats
+from fedbudget.losses import Floats
+from fedbudget.simulation.devices import SimulatedDevices
 from fedbudget.training import Devices, Order, Replies
 
 SIZES = (40, 9, 25, 33)  # training rows per device

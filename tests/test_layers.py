@@ -8,12 +8,12 @@ import fedbudget
 
 # The order of the design, lowest first; a folder counts as one unit.
 LAYERS = (
-    {"errors", "checks"},
-    {"privacy", "budget", "models"},
-    {"data", "fitting", "problem", "ledger", "record", "server"},
+    {"errors", "checks", "text"},
+    {"privacy", "budget", "losses"},
+    {"algorithm", "algorithm_server", "data", "problem", "ledger", "record"},
     {"planning"},
     {"training"},
-    {"baselines", "devices", "fleet", "replanning", "reporting"},
+    {"fleet", "record_runs", "replanning", "reporting", "simulation"},
     {"estimators", "interop", "metering", "paper", "trackers"},
     {"__main__", "cli", "ui"},
 )

@@ -7,7 +7,7 @@ import pytest
 from scipy import sparse
 
 import fedbudget as fb
-from fedbudget.models import loss_named
+from fedbudget.losses import loss_named
 from fedbudget.privacy import GDP, epsilon_from_mu
 
 PRICES = fb.Prices(communication=100, computation=1)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.devices.dissimilarity import measure_dissimilarity
-from fedbudget.devices.local import Batch, local_steps, weighted_mean
+from fedbudget.algorithm import Batch, local_steps, weighted_mean
+from fedbudget.algorithm_server import Server
 from fedbudget.privacy import GDP
-from fedbudget.server import Server
+from fedbudget.simulation.dissimilarity import measure_dissimilarity
 from fedbudget.training import Order, Replies
 from tests import examples
 from tests.examples import honest

@@ -22,12 +22,12 @@ from pathlib import Path
 import numpy as np
 
 from fedbudget.data.adult import SCHEMA
-from fedbudget.fleet import topics
-from fedbudget.fleet.certificates import identity_of, make_certificates
-from fedbudget.fleet.messages import Reply, RoundOrder, RunOffer, theta_to_bytes
-from fedbudget.fleet.mqtt import Broker, Connection
-from fedbudget.fleet.signing import Signer
+from fedbudget.fleet.transport.certificates import identity_of, make_certificates
+from fedbudget.fleet.transport.mqtt import Broker, Connection
 from fedbudget.fleet.trial import free_port, listens
+from fedbudget.fleet.wire import topics
+from fedbudget.fleet.wire.messages import Reply, RoundOrder, RunOffer, theta_to_bytes
+from fedbudget.fleet.wire.signing import Signer
 
 ROUNDS, TAU, DIM = 20, 10, 102
 

@@ -27,9 +27,9 @@ from typing import Any
 from trials import MosquittoFleet
 
 import fedbudget as fb
-from fedbudget.fleet.checkpoints import ANSWERED, LATE, Checkpoints
+from fedbudget.fleet.coordinator.checkpoints import ANSWERED, LATE, Checkpoints
 from fedbudget.fleet.demo import TrialFleet, compare
-from fedbudget.fleet.statement import verified
+from fedbudget.fleet.device.statement import verified
 from fedbudget.fleet.trial import Child, Terms, listens, wait_until
 
 NUM_DEVICES = 4

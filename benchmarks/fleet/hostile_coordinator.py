@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedbudget.errors import MessageError
-from fedbudget.fleet.codec import decode, encode
-from fedbudget.fleet.signing import _PURPOSE, Signer
+from fedbudget.fleet.wire.codec import decode, encode
+from fedbudget.fleet.wire.signing import _PURPOSE, Signer
 
 DIM, NUM_ROWS = 4, 60
 # The target's policy.

@@ -42,20 +42,20 @@ from hostile_coordinator import (
 )
 from plain_drift import PlainDrift
 
-from fedbudget.devices.local import Batch, local_steps
-from fedbudget.fleet.codec import decode
-from fedbudget.fleet.guard import Guard
-from fedbudget.fleet.messages import (
+from fedbudget.algorithm import Batch, local_steps
+from fedbudget.fleet.device.guard import Guard
+from fedbudget.fleet.device.policy import read_policy
+from fedbudget.fleet.device.statement import read_statement
+from fedbudget.fleet.wire.codec import decode
+from fedbudget.fleet.wire.messages import (
     REFUSALS,
     Reply,
     RoundOrder,
     RunOffer,
     theta_from_bytes,
 )
-from fedbudget.fleet.policy import read_policy
-from fedbudget.fleet.signing import Signer
-from fedbudget.fleet.statement import read_statement
-from fedbudget.models import loss_named
+from fedbudget.fleet.wire.signing import Signer
+from fedbudget.losses import loss_named
 from fedbudget.privacy import GDP
 
 COMMUNICATION, COMPUTATION, DELTA = 10.0, 1.0, 1e-4

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.fleet.messages import RoundOrder, RunOffer, theta_from_bytes
+from fedbudget.fleet.wire.messages import RoundOrder, RunOffer, theta_from_bytes
 
 
 @dataclass

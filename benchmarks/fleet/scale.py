@@ -19,17 +19,21 @@ import numpy as np
 from trials import MOSQUITTO, mosquitto
 
 import fedbudget as fb
-from fedbudget.fleet import topics
-from fedbudget.fleet.certificates import COORDINATOR, identity_of, make_certificates
-from fedbudget.fleet.channel import Message
-from fedbudget.fleet.checkpoints import Checkpoints
-from fedbudget.fleet.codec import decode
-from fedbudget.fleet.coordinator import FleetDevices
-from fedbudget.fleet.messages import Declaration, Reply, RoundOrder
-from fedbudget.fleet.mqtt import Broker, Connection
-from fedbudget.fleet.roster import Roster, gather
-from fedbudget.fleet.signing import Signer
+from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator.devices import FleetDevices
+from fedbudget.fleet.coordinator.roster import Roster, gather
+from fedbudget.fleet.transport.certificates import (
+    COORDINATOR,
+    identity_of,
+    make_certificates,
+)
+from fedbudget.fleet.transport.channel import Message
+from fedbudget.fleet.transport.mqtt import Broker, Connection
 from fedbudget.fleet.trial import free_port, listens, wait_until
+from fedbudget.fleet.wire import topics
+from fedbudget.fleet.wire.codec import decode
+from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder
+from fedbudget.fleet.wire.signing import Signer
 from fedbudget.training import Order
 
 DIM, ROUNDS = 102, 5

@@ -7,9 +7,9 @@ import numpy as np
 from measuring import Measuring
 
 import fedbudget
-from fedbudget.devices.kernels import RoundPlan, run_rounds
-from fedbudget.devices.rows import pack_one_hot, pack_rows
-from fedbudget.models import Hinge, Logistic
+from fedbudget.losses import Hinge, Logistic
+from fedbudget.simulation.kernels.layouts import pack_one_hot, pack_rows
+from fedbudget.simulation.kernels.runs import RoundPlan, run_rounds
 
 
 def main() -> None:

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
         infer_schema,
         load,
     )
-    from fedbudget.devices.simulated import SimulatedDevices
-    from fedbudget.devices.sweeping import Sweep, sweep
     from fedbudget.estimators import (
         PrivateFederatedClassifier,
         PrivateFederatedRegressor,
@@ -57,7 +55,9 @@ if TYPE_CHECKING:
     from fedbudget.problem import Constant, Problem
     from fedbudget.record import Record
     from fedbudget.replanning import replan, train_replanning
-    from fedbudget.reporting.run_page import report
+    from fedbudget.reporting.run_report import report
+    from fedbudget.simulation.devices import SimulatedDevices
+    from fedbudget.simulation.sweeping import Sweep, sweep
     from fedbudget.trackers import tracker
     from fedbudget.training import Run, train
 
@@ -69,8 +69,8 @@ _HOME = {
     "budget": "Budget Prices",
     "data": "Categorical Dataset Numeric Schema from_partitions from_table hold_out "
     "infer_schema load",
-    "devices.simulated": "SimulatedDevices",
-    "devices.sweeping": "Sweep sweep",
+    "simulation.devices": "SimulatedDevices",
+    "simulation.sweeping": "Sweep sweep",
     "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor check_pipeline",
     "interop": "LinearModel plan_schema",
     "ledger": "Charge Ledger Turns",
@@ -79,7 +79,7 @@ _HOME = {
     "problem": "Constant Problem",
     "record": "Record",
     "replanning": "replan train_replanning",
-    "reporting.run_page": "report",
+    "reporting.run_report": "report",
     "trackers": "tracker",
     "training": "Run train",
 }

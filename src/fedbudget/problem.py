@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.checks import Array, PerDevice, choice, per_device, whole, within
 from fedbudget.errors import InvalidInputError
-from fedbudget.models import Floats, Labels, Loss, Rows, loss_named
+from fedbudget.losses import Floats, Labels, Loss, Rows, loss_named
 
 SOURCES = ("analytic", "assumed", "public sample", "measured privately")
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from fedbudget.algorithm_server import Server, State
 from fedbudget.checks import Array, number
 from fedbudget.errors import InvalidInputError, TrainingError
 from fedbudget.ledger import Bools
@@ -20,7 +21,6 @@ from fedbudget.planning import Plan
 from fedbudget.planning.advice import advice_of
 from fedbudget.planning.plans import NOT_PRIVATE
 from fedbudget.record import Record, to_row
-from fedbudget.server import Server, State
 
 # A model longer than this is of no use to anyone: the planner's steps, 10,000 of the
 # largest stable ones, do not get a tenth as far. A score is off by as much.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.fleet.certificates import make_certificates
+from fedbudget.fleet.transport.certificates import make_certificates
 from tests.cli.running import assert_one_line, run
 
 FLEET = "plan --samples 1628x16 --dim 102"

@@ -13,7 +13,7 @@ import fedbudget
 from fedbudget.cli import output
 from fedbudget.cli.app import app
 from fedbudget.planning import PLANNERS
-from fedbudget.planning.weighting import WEIGHTS
+from fedbudget.planning.weights import WEIGHTS
 from fedbudget.privacy import ACCOUNTANTS
 from tests.cli.running import run, run_python
 

@@ -140,7 +140,8 @@ def test_kill_9_leaves_a_folder_that_goes_on(
 
 @pytest.mark.parametrize("seconds", [0.5, 2.5, 4.5])  # it loads, plans, compiles
 def test_ctrl_c_without_a_folder(seconds: float, tmp_path: Path) -> None:
-    code = f"import fedbudget.devices.kernels; print('ready', flush=True); {COMMAND}"
+    loaded = "import fedbudget.simulation.kernels.runs; print('ready', flush=True)"
+    code = f"{loaded}; {COMMAND}"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "train", "adult", *MANY_ROUNDS, "--cost", "6000"],
         stdout=subprocess.PIPE,

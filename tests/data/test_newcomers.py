@@ -5,9 +5,9 @@ import pytest
 
 import fedbudget as fb
 from fedbudget.data.newcomers import hold_out, only
-from fedbudget.devices.measuring import measure
-from fedbudget.devices.personal import measure_personal
-from fedbudget.fitting import fit
+from fedbudget.simulation.fitting import fit
+from fedbudget.simulation.measuring import measure
+from fedbudget.simulation.personal import measure_personal
 from tests.examples import small_data
 
 DATA = small_data(devices=6, rows=30)

@@ -21,9 +21,9 @@ from sklearn.preprocessing import Normalizer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedbudget as fb
-from fedbudget.data.rows import check_unit_ball
+from fedbudget.data.unit_ball import check_unit_ball
 from fedbudget.errors import InvalidInputError, NotPrivateWarning
-from fedbudget.estimators.rows import unit_rows
+from fedbudget.estimators.unit_rows import unit_rows
 from tests.cli.running import run_python
 
 RNG = np.random.default_rng(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from benchmarks.fleet.trials import MOSQUITTO
 
-from fedbudget.fleet.certificates import make_certificates
+from fedbudget.fleet.transport.certificates import make_certificates
 from tests.fleet.brokers import BrokerProcess
 
 NAMES = tuple(f"device-{number}" for number in range(16))

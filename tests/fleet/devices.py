@@ -10,16 +10,16 @@ import numpy as np
 
 import fedbudget as fb
 from fedbudget.data import Dataset
-from fedbudget.fleet.channel import Channel
-from fedbudget.fleet.checkpoints import Checkpoints
-from fedbudget.fleet.coordinator import FleetDevices
-from fedbudget.fleet.device import Device
-from fedbudget.fleet.guard import Guard
-from fedbudget.fleet.messages import RoundOrder, RunOffer
-from fedbudget.fleet.policy import Policy, read_policy
-from fedbudget.fleet.roster import Roster, gather
-from fedbudget.fleet.signing import Signer
+from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator.devices import FleetDevices
+from fedbudget.fleet.coordinator.roster import Roster, gather
+from fedbudget.fleet.device.guard import Guard
+from fedbudget.fleet.device.policy import Policy, read_policy
+from fedbudget.fleet.device.process import Device
+from fedbudget.fleet.transport.channel import Channel
 from fedbudget.fleet.trial import Terms, write_site
+from fedbudget.fleet.wire.messages import RoundOrder, RunOffer
+from fedbudget.fleet.wire.signing import Signer
 from fedbudget.training import Devices
 from tests.contract_devices import Make
 from tests.fleet.examples import offer, order

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.fleet.messages import Declaration, Reply, RoundOrder, RunOffer
+from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder, RunOffer
 
 RUN = bytes(range(16))
 

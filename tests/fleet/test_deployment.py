@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedbudget.data import Schema
-from fedbudget.fleet.messages import REFUSALS
-from fedbudget.fleet.policy import read_policy
-from fedbudget.fleet.signing import Signer
+from fedbudget.fleet.device.policy import read_policy
+from fedbudget.fleet.wire.messages import REFUSALS
+from fedbudget.fleet.wire.signing import Signer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "fleet-device.md").read_text(encoding="utf-8")

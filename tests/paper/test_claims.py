@@ -15,8 +15,8 @@ from fedbudget.paper.claims import (
     _close,
     all_claims,
 )
-from fedbudget.paper.reading import Runs, paired
 from fedbudget.paper.regret import regrets
+from fedbudget.paper.results import Runs, paired
 from fedbudget.paper.statistics import Estimate, mean_interval
 from fedbudget.paper.store import Row
 

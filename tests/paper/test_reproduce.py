@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget import baselines, paper
+from fedbudget import paper
 from fedbudget.paper import evaluation, lab
 from fedbudget.paper.blocks import Heading, to_markdown
 from fedbudget.paper.cases import FULL, Scale, case_named
@@ -21,9 +21,10 @@ from fedbudget.paper.evaluation import evaluate
 from fedbudget.paper.figures import described
 from fedbudget.paper.planners import PLANNERS
 from fedbudget.paper.points import Maker, Point
-from fedbudget.paper.reading import Runs
 from fedbudget.paper.reproduce import read_report
+from fedbudget.paper.results import Runs
 from fedbudget.paper.store import Row, Store, read_table
+from fedbudget.reporting import baselines
 from tests.cli.running import run
 from tests.data.examples import write_mat
 

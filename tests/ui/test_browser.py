@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fedbudget.fleet.status import StatusServer
+from fedbudget.fleet.coordinator.status import StatusServer
 from fedbudget.record import read_rounds
 from tests.cli.examples import write_sensors
 from tests.ui.browsing import CHROMIUM, SLOW, chromium, served, settle
-from tests.ui.test_fleet_status import RUNNING
+from tests.ui.test_fleet import RUNNING
 from tests.ui.test_folders import write_run
 
 pytest.importorskip("streamlit", reason="the page needs streamlit: fedbudget[ui]")

@@ -2,7 +2,7 @@
 
 from flwr.serverapp import ServerApp
 
-from fedbudget.fleet.flower import serve_app
+from fedbudget.fleet.coordinator.flower import serve_app
 
 app = ServerApp()
 app.main()(serve_app)

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _guard(policy: str) -> int:
     """Run `fedbudget device POLICY` without the other commands' memory."""
     from fedbudget.errors import FedbudgetError, InvalidInputError
-    from fedbudget.fleet.device import run
+    from fedbudget.fleet.device.process import run
 
     try:
         run(policy)

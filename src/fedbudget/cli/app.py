@@ -13,23 +13,23 @@ from typing import Annotated, Any
 import typer
 
 import fedbudget
-from fedbudget.cli.certs import certs
-from fedbudget.cli.device import device
-from fedbudget.cli.doctoring import doctor
-from fedbudget.cli.exporting import export
-from fedbudget.cli.fleet import fleet
+from fedbudget.cli.commands.certs import certs
+from fedbudget.cli.commands.device import device
+from fedbudget.cli.commands.doctor import doctor
+from fedbudget.cli.commands.export import export
+from fedbudget.cli.commands.fleet import fleet
+from fedbudget.cli.commands.init import init
+from fedbudget.cli.commands.ledger import ledger
+from fedbudget.cli.commands.measure import measure
+from fedbudget.cli.commands.paper import paper
+from fedbudget.cli.commands.plan import frontier, plan
+from fedbudget.cli.commands.report import report
+from fedbudget.cli.commands.server import server
+from fedbudget.cli.commands.sweep import sweep
+from fedbudget.cli.commands.train import train
+from fedbudget.cli.commands.ui import ui
 from fedbudget.cli.helping import PlainCommand, PlainGroup
-from fedbudget.cli.ledger import ledger
-from fedbudget.cli.measuring import measure
 from fedbudget.cli.output import Stopped, loud_warnings, say
-from fedbudget.cli.page import ui
-from fedbudget.cli.paper import paper
-from fedbudget.cli.planning import frontier, plan
-from fedbudget.cli.reporting import report
-from fedbudget.cli.server import server
-from fedbudget.cli.starting import init
-from fedbudget.cli.sweeping import sweep
-from fedbudget.cli.training import train
 from fedbudget.errors import FedbudgetError, InvalidInputError
 
 REFUSED, BAD_USAGE, STOPPED = 1, 2, 130

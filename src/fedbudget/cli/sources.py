@@ -12,9 +12,9 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.cli.config import read_config
 from fedbudget.cli.options import Question, ShapeQuestion
 from fedbudget.data import Dataset, Schema, from_table, load
-from fedbudget.data.messages import counted
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.problem import Counts, Problem
+from fedbudget.text import counted
 
 NAMES = ("adult", "vehicle")
 MAX_DEVICES = 10_000_000  # a few GB: beyond this, plan for a part of the fleet

@@ -4,8 +4,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbudget.data.messages import shown
 from fedbudget.errors import InvalidInputError
+from fedbudget.text import shown
 
 if TYPE_CHECKING:
     from fedbudget.data.dataset import Dataset, Part

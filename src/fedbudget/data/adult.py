@@ -16,10 +16,10 @@ from fedbudget.checks import whole
 from fedbudget.data.columns import Coded
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
-from fedbudget.data.messages import shown
 from fedbudget.data.partitions import Dissimilarity, iid
 from fedbudget.data.schema import Schema
 from fedbudget.errors import InvalidInputError
+from fedbudget.text import shown
 
 SPLITS = ("by-education", "iid")
 

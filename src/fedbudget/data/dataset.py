@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedbudget.data.messages import counted
 from fedbudget.data.partitions import Dissimilarity, generator
-from fedbudget.data.rows import in_unit_ball
+from fedbudget.data.unit_ball import in_unit_ball
 from fedbudget.errors import DataError, InvalidInputError
-from fedbudget.models import Labels, Rows
+from fedbudget.losses import Labels, Rows
+from fedbudget.text import counted
 
 if TYPE_CHECKING:
     from fedbudget.problem import Problem

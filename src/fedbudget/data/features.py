@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.data.columns import Coded, Column, Numbers, as_coded, reading, spelt
-from fedbudget.data.messages import shown
 from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.text import shown
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fedbudget.data.dataset import Dataset
-from fedbudget.data.messages import shown
 from fedbudget.data.reading import read_table
 from fedbudget.data.schema import Schema
 from fedbudget.data.tables import from_table
 from fedbudget.errors import DataError
+from fedbudget.text import shown
 
 _DEVICE = "fedbudget device"  # a column that no table has by chance
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.checks import whole
-from fedbudget.data.messages import counted, shown
 from fedbudget.errors import InvalidInputError
+from fedbudget.text import counted, shown
 
 DeviceIds: TypeAlias = NDArray[np.int64]
 Dissimilarity: TypeAlias = Literal["iid", "mild", "strong"]

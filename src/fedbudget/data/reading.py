@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedbudget.data.columns import FALSE, TRUE, Coded, Column, as_coded, check_name
-from fedbudget.data.messages import counted
 from fedbudget.errors import DataError, needed
+from fedbudget.text import counted
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 

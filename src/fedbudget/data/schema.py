@@ -13,10 +13,10 @@ import numpy as np
 
 from fedbudget.data.columns import Cells, Numbers, as_coded, as_column, check_name
 from fedbudget.data.features import Categorical, Feature, Numeric, first_held
-from fedbudget.data.messages import listed, shown
-from fedbudget.data.rows import LARGEST_NORM, check_unit_ball
+from fedbudget.data.unit_ball import LARGEST_NORM, check_unit_ball
 from fedbudget.errors import DataError, InvalidInputError, needed
-from fedbudget.models import Labels, Rows
+from fedbudget.losses import Labels, Rows
+from fedbudget.text import listed, shown
 
 # Rows with at most this share of non-zero entries are stored as CSR.
 SPARSE_SHARE = 0.25

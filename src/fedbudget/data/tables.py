@@ -10,7 +10,6 @@ from fedbudget.data.columns import Bools, Coded, Column, check_name, keep_rows, 
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
 from fedbudget.data.inference import MOST_NUMERIC_CLASSES, schema_from_rows
-from fedbudget.data.messages import shown
 from fedbudget.data.partitions import SPELLINGS, Partition, parse_partition
 from fedbudget.data.reading import (
     read_categories,
@@ -21,6 +20,7 @@ from fedbudget.data.reading import (
 )
 from fedbudget.data.schema import Schema
 from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.text import shown
 
 
 def from_table(

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from fedbudget.checks import whole
 from fedbudget.data.dataset import Dataset, split_rows
-from fedbudget.data.messages import shown
 from fedbudget.data.partitions import generator, iid
-from fedbudget.data.rows import LARGEST_NORM
+from fedbudget.data.unit_ball import LARGEST_NORM
 from fedbudget.errors import (
     DataError,
     InvalidInputError,
     NotPrivateWarning,
     needed,
 )
+from fedbudget.text import shown
 
 SPLITS = ("by-sensor", "iid")
 CLASSES = ("-1", "+1")

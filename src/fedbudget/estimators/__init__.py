@@ -11,7 +11,7 @@ from fedbudget.errors import needed
 with needed("an estimator", "scikit-learn"):
     import sklearn  # noqa: F401
 
-from fedbudget.estimators.federated import (
+from fedbudget.estimators.estimators import (
     PrivateFederatedClassifier,
     PrivateFederatedRegressor,
 )

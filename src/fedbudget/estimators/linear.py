@@ -14,10 +14,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array, PerDevice, within
 from fedbudget.data import Dataset
-from fedbudget.devices.simulated import SimulatedDevices
 from fedbudget.errors import DataError, OneDeviceWarning
 from fedbudget.estimators.pipelines import warn_of_pipeline
-from fedbudget.estimators.rows import (
+from fedbudget.estimators.unit_rows import (
     by_device,
     check_numbers,
     row_norms,
@@ -25,8 +24,9 @@ from fedbudget.estimators.rows import (
     scaled,
     unit_rows,
 )
-from fedbudget.models import Labels
+from fedbudget.losses import Labels
 from fedbudget.planning import Plan, plan
+from fedbudget.simulation.devices import SimulatedDevices
 from fedbudget.training import train
 
 _SEED_IS_KNOWN = (

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from fedbudget.data import Dataset
-from fedbudget.devices.measuring import measure
 from fedbudget.errors import InvalidInputError, TrainingError
-from fedbudget.fleet.certificates import check_name, make_certificates
-from fedbudget.fleet.checkpoints import Checkpoints
-from fedbudget.fleet.statement import read_statement
-from fedbudget.fleet.tally import Tally
+from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator.spending import Tally
+from fedbudget.fleet.device.statement import read_statement
+from fedbudget.fleet.transport.certificates import check_name, make_certificates
 from fedbudget.fleet.trial import (
     Child,
     Terms,
@@ -30,6 +29,7 @@ from fedbudget.fleet.trial import (
     write_site,
 )
 from fedbudget.planning import Plan
+from fedbudget.simulation.measuring import measure
 from fedbudget.training import train
 
 # Straight to the coordinator: a proxy has no business with loopback.
@@ -166,7 +166,7 @@ class TrialFleet:
 
 def compare(fleet: TrialFleet, *, seeds: int = 20) -> dict[str, Any]:
     """Return the fleet's accuracy next to that of simulations of the same plan."""
-    from fedbudget.devices.simulated import SimulatedDevices
+    from fedbudget.simulation.devices import SimulatedDevices
 
     plan = fleet.plan()
     ours = _accuracy(measure(fleet.data, plan.model, fleet.model()))

@@ -19,8 +19,8 @@ import numpy as np
 
 from fedbudget.budget import Budget, Prices
 from fedbudget.errors import TrainingError
-from fedbudget.fleet.certificates import identity_of
-from fedbudget.models import Labels, Rows
+from fedbudget.fleet.transport.certificates import identity_of
+from fedbudget.losses import Labels, Rows
 
 
 def free_port() -> int:

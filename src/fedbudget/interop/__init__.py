@@ -5,7 +5,7 @@ onnx_files.py   the same to and from ONNX
 schemas.py      the JSON Schema of a plan
 """
 
-from fedbudget.interop.linear import LinearModel
-from fedbudget.interop.schemas import plan_schema
+from fedbudget.interop.export import LinearModel
+from fedbudget.interop.plan_schema import plan_schema
 
 __all__ = ["LinearModel", "plan_schema"]

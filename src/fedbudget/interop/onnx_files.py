@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.errors import DataError, needed
-from fedbudget.interop.linear import LinearModel
+from fedbudget.interop.export import LinearModel
 
 _OPSET, _IR = 17, 8  # of 2022: every runtime of today reads them
 _PRODUCER = "fedbudget"

@@ -9,18 +9,18 @@ import numpy as np
 
 from fedbudget.checks import choice, whole, within
 from fedbudget.errors import InvalidInputError
-from fedbudget.fleet.messages import (
+from fedbudget.fleet.device.exact_steps import MOST_ROWS
+from fedbudget.fleet.wire.messages import (
     ANSWERED,
     RUN_BYTES,
     Reply,
     RoundOrder,
     theta_to_bytes,
 )
-from fedbudget.fleet.steps import MOST_ROWS
+from fedbudget.losses import Loss
 from fedbudget.metering.energy import Rapl
 from fedbudget.metering.links import Broker, loopback, through_broker
 from fedbudget.metering.steps import TAU, step_runner
-from fedbudget.models import Loss
 
 UNITS = ("seconds", "joules")
 _LEAST_REPEATS = 5

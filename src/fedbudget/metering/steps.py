@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedbudget.fleet.steps import ExactRows, noisy_steps
-from fedbudget.models import Loss
+from fedbudget.fleet.device.exact_steps import ExactRows, noisy_steps
+from fedbudget.losses import Loss
 
 TAU = 10  # steps at a time: noise is drawn for several at once, which costs less each
 _NOISE_MULTIPLIER = 50.0  # noise over one row's share; times do not depend on it

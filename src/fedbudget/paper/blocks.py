@@ -11,7 +11,7 @@ import numpy as np
 
 from fedbudget.paper.figures import Drawn
 from fedbudget.paper.statistics import Estimate
-from fedbudget.reporting import pages
+from fedbudget.reporting import html as pages
 
 
 @dataclass(frozen=True)

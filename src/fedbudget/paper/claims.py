@@ -17,7 +17,7 @@ from fedbudget.paper.cases import (
     Scale,
 )
 from fedbudget.paper.planners import JOINT, TUNED
-from fedbudget.paper.reading import Runs, own_rate, paired
+from fedbudget.paper.results import Runs, own_rate, paired
 from fedbudget.paper.statistics import Estimate, mean_interval
 
 HOLDS, IN_PART, NOT = "holds", "holds in part", "does not hold"

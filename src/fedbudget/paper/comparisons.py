@@ -18,8 +18,8 @@ from fedbudget.paper.blocks import (
 from fedbudget.paper.cases import FIRST_COST, PASGD_TAU, SGD_TAU, Scale
 from fedbudget.paper.evaluation import Tables
 from fedbudget.paper.printed import PRINTED
-from fedbudget.paper.reading import Runs
 from fedbudget.paper.regret import Regret
+from fedbudget.paper.results import Runs
 from fedbudget.paper.statistics import mean_interval
 
 

@@ -48,7 +48,7 @@ from fedbudget.paper.evaluation import Tables
 from fedbudget.paper.figures import Drawn
 from fedbudget.paper.findings import Findings
 from fedbudget.paper.points import most_rounds
-from fedbudget.paper.reading import Runs, paired
+from fedbudget.paper.results import Runs, paired
 from fedbudget.paper.statistics import LEVEL, mean_interval
 
 TITLE = "The paper's evaluation, run again"

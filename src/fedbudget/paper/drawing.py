@@ -16,7 +16,7 @@ from fedbudget.paper.cases import (
     Case,
 )
 from fedbudget.paper.planners import JOINT, TUNED
-from fedbudget.paper.reading import Runs, own_rate
+from fedbudget.paper.results import Runs, own_rate
 from fedbudget.paper.statistics import mean_interval
 from fedbudget.paper.store import Row
 from fedbudget.reporting.style import GREY, LINES, Line, legend_below, panels

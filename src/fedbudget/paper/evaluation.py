@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedbudget import baselines
 from fedbudget.data import Dataset
 from fedbudget.paper import grid, planners
 from fedbudget.paper.cases import (
@@ -23,6 +22,7 @@ from fedbudget.paper.points import Maker, Point, first_rounds, most_rounds
 from fedbudget.paper.printed import PRINTED, printed_noise
 from fedbudget.paper.store import Row, Store
 from fedbudget.planning import Plan
+from fedbudget.reporting import baselines
 
 
 @dataclass(kw_only=True)

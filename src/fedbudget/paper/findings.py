@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from fedbudget.paper.cases import Scale
 from fedbudget.paper.claims import Claim, all_claims
 from fedbudget.paper.evaluation import Tables
-from fedbudget.paper.reading import Runs, fixed_rates
 from fedbudget.paper.regret import Regret, regrets
+from fedbudget.paper.results import Runs, fixed_rates
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

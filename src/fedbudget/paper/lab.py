@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedbudget.data import Dataset
-from fedbudget.devices.sweeping import sweep
 from fedbudget.paper.cases import Case
 from fedbudget.paper.points import moved
 from fedbudget.paper.store import Row, Store, digest
 from fedbudget.planning import Plan
 from fedbudget.problem import Problem
+from fedbudget.simulation.sweeping import sweep
 
 MEASURED = ("validation_accuracy", "test_accuracy", "train_loss", "test_loss")
 

@@ -8,7 +8,7 @@ import numpy as np
 from fedbudget.checks import Array
 from fedbudget.paper.cases import Scale
 from fedbudget.paper.planners import PLANNERS, READS
-from fedbudget.paper.reading import Runs, paired
+from fedbudget.paper.results import Runs, paired
 from fedbudget.paper.statistics import Estimate, mean_interval
 from fedbudget.paper.store import Row
 

@@ -25,7 +25,7 @@ from fedbudget.paper.figures import described, draw_all
 from fedbudget.paper.findings import Findings, findings
 from fedbudget.paper.regret import Regret
 from fedbudget.paper.store import Store, make_folder, read_table, write_table
-from fedbudget.reporting.pages import write_page
+from fedbudget.reporting.html import write_page
 
 NUMBERS = ("runs", "searches", "plans", "baselines")
 

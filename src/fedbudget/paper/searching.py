@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedbudget.checks import Array
-from fedbudget.models import loss_named
+from fedbudget.losses import loss_named
 from fedbudget.paper.cases import LONGEST_TAU, Case, Scale
 from fedbudget.paper.drawing import AS_PAPER, AS_PLANNED, band, title
 from fedbudget.paper.planners import JOINT, TUNED
-from fedbudget.paper.reading import Runs
+from fedbudget.paper.results import Runs
 from fedbudget.paper.store import Row
 from fedbudget.reporting.style import GREY, LINES, Line, legend_below, panels
 

@@ -21,8 +21,8 @@ from fedbudget.planning.affordable import (
     max_rounds,
     pairs_near,
 )
-from fedbudget.planning.choices import Choice, Setting
-from fedbudget.planning.weighting import target_weights
+from fedbudget.planning.settings import Choice, Setting
+from fedbudget.planning.weights import target_weights
 from fedbudget.problem import Problem
 
 # The largest tau of the paper's evaluation: a fixed learning rate must allow it.

@@ -13,7 +13,6 @@ from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError
 from fedbudget.planning.advice import advise
 from fedbudget.planning.affordable import affordable_pairs, pairs_near
-from fedbudget.planning.choices import Choice, Setting, sampled_excess
 from fedbudget.planning.leaving import (
     Leaving,
     ways_to_leave,
@@ -27,8 +26,9 @@ from fedbudget.planning.scoring import (
     predicted_parts,
     stable_rate,
 )
+from fedbudget.planning.settings import Choice, Setting, sampled_excess
 from fedbudget.planning.spectral import Spectrum, respond
-from fedbudget.planning.weighting import balanced
+from fedbudget.planning.weights import balanced
 
 # Among plans whose predicted losses differ by less than this share, the cheapest wins.
 _TIE = 0.002

@@ -16,7 +16,7 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array
 from fedbudget.ledger import Bools
 from fedbudget.planning.affordable import rounds_each
-from fedbudget.planning.weighting import Weighting, balanced
+from fedbudget.planning.weights import Weighting, balanced
 
 # A weight below this share of its target changes nothing but that device's spending.
 TRIFLE = 0.01

@@ -10,13 +10,13 @@ import numpy as np
 from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array
 from fedbudget.planning.affordable import affordable_pairs, longest_tau, max_rounds
-from fedbudget.planning.choices import Setting, unit_multiplier
 from fedbudget.planning.scoring import (
     candidates_of,
     combinations,
     predicted_parts,
     stable_rate,
 )
+from fedbudget.planning.settings import Setting, unit_multiplier
 from fedbudget.planning.spectral import Spectrum, respond
 from fedbudget.privacy import accountant_named
 from fedbudget.problem import Counts, Problem

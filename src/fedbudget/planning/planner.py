@@ -10,9 +10,11 @@ from numpy.typing import ArrayLike
 from fedbudget.budget import Budget, Prices, check_devices
 from fedbudget.checks import choice, floats, number
 from fedbudget.errors import InvalidInputError
-from fedbudget.models import Loss, loss_named
+from fedbudget.losses import Loss, loss_named
 from fedbudget.planning.bounds import choose_bound, choose_paper
-from fedbudget.planning.choices import (
+from fedbudget.planning.joint import choose_joint
+from fedbudget.planning.plans import Plan
+from fedbudget.planning.settings import (
     Choice,
     Setting,
     Worth,
@@ -20,9 +22,7 @@ from fedbudget.planning.choices import (
     complete,
     unit_multiplier,
 )
-from fedbudget.planning.joint import choose_joint
-from fedbudget.planning.plans import Plan
-from fedbudget.planning.weighting import check_target
+from fedbudget.planning.weights import check_target
 from fedbudget.privacy import accountant_named
 from fedbudget.problem import Problem
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedbudget.checks import Array, choice, number, numbers, whole, within
 from fedbudget.errors import InvalidInputError
-from fedbudget.models import Loss, loss_named
+from fedbudget.losses import Loss, loss_named
 from fedbudget.privacy import (
     ACCOUNTANTS,
     NoisyGradients,

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from fedbudget.checks import Array
 from fedbudget.ledger import Bools
-from fedbudget.planning.choices import Setting
+from fedbudget.planning.settings import Setting
 from fedbudget.planning.spectral import Response, Schedule, Spectrum
-from fedbudget.planning.weighting import Weighting, candidate_weights, target_weights
+from fedbudget.planning.weights import Weighting, candidate_weights, target_weights
 
 # Local steps of a smooth convex loss do not diverge below 2 / smoothness.
 STABLE = 1.9

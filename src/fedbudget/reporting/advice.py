@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedbudget.data.messages import counted
 from fedbudget.planning.advice import better
 from fedbudget.privacy import rounded_up
-from fedbudget.reporting.comparing import (
+from fedbudget.record_runs import RecordedRun
+from fedbudget.reporting.comparison import (
     CENTRAL,
     CONSTANT,
     LOCAL,
@@ -16,7 +16,7 @@ from fedbudget.reporting.comparing import (
     RUN,
     Comparison,
 )
-from fedbudget.reporting.runs import RecordedRun
+from fedbudget.text import counted
 
 WEAK_EPSILON = 10.0  # above it, a promise is usually called weak
 

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbudget.checks import Array
-from fedbudget.reporting.comparing import CENTRAL, CONSTANT, LOCAL, PERSONAL, Comparison
-from fedbudget.reporting.runs import RecordedRun
+from fedbudget.record_runs import RecordedRun
+from fedbudget.reporting.comparison import (
+    CENTRAL,
+    CONSTANT,
+    LOCAL,
+    PERSONAL,
+    Comparison,
+)
 from fedbudget.reporting.style import (
     BLACK,
     BLUE,

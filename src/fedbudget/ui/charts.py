@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from fedbudget.checks import Array
-from fedbudget.ui.exploring import LossMap
+from fedbudget.ui.loss_map import LossMap
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 Layers: TypeAlias = alt.LayerChart | alt.FacetChart

@@ -6,7 +6,7 @@ import streamlit as st
 from fedbudget.errors import FedbudgetError
 from fedbudget.planning import Plan
 from fedbudget.ui.charts import map_chart
-from fedbudget.ui.exploring import (
+from fedbudget.ui.loss_map import (
     COSTS,
     EPSILONS,
     Fleet,

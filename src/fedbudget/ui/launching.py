@@ -9,7 +9,7 @@ from pathlib import Path
 from fedbudget.errors import InvalidInputError, MissingExtraError, RecordError
 
 ADDRESS = "127.0.0.1"
-PAGE = Path(__file__).with_name("page.py")
+PAGE = Path(__file__).with_name("app.py")
 
 # Nothing is counted, fetched, reloaded or advertised; no developer's menu.
 _SETTINGS = {

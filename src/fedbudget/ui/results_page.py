@@ -6,7 +6,7 @@ import streamlit as st
 
 from fedbudget.ui.charts import curve_chart
 from fedbudget.ui.folders import MEASURES, find_folders, shown, summary
-from fedbudget.ui.run_page import NOT_PRIVATE
+from fedbudget.ui.run import NOT_PRIVATE
 
 _AXES = {"cost": "cost spent", "epsilon": "epsilon spent", "round": "round"}
 

@@ -1,0 +1,142 @@
+"""The local steps of one device in NumPy, written to be read beside the paper.
+
+This is the reference: the compiled kernels, and the steps of real devices
+(`fleet.steps`), are tested against it. It knows no plans and no transport.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.errors import InvalidInputError
+from fedbudget.losses import Floats, Labels, Loss, Rows
+
+Sampling: TypeAlias = Literal["full", "fixed", "poisson", "cyclic"]
+SAMPLINGS: tuple[Sampling, ...] = ("full", "fixed", "poisson", "cyclic")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """How the rows of a step are drawn.
+
+    full     every row, every step
+    fixed    a fresh uniform subset of `size` rows each step, without replacement
+    poisson  each row on its own with probability `size / n`; `size` stays the divisor
+    cyclic   rows are dealt once into n // size disjoint blocks of `size` rows, which
+             the steps take in turn; fewer than `size` rows are left over, and not used
+    """
+
+    sampling: Sampling = "full"
+    size: int | None = None  # X_m; none for the full batch
+
+    def __post_init__(self) -> None:
+        if self.sampling not in SAMPLINGS:
+            raise InvalidInputError(
+                f"sampling {self.sampling!r} is not known: choose one of "
+                f"{', '.join(SAMPLINGS)}"
+            )
+        if self.sampling != "full" and (self.size is None or self.size < 1):
+            raise InvalidInputError(
+                f"{self.sampling} batches need a size of at least 1, got {self.size}"
+            )
+
+    def divisor(self, num_samples: int) -> int:
+        """Return X_m: a public number, never the count that Poisson sampling drew."""
+        size = num_samples if self.size is None else self.size
+        if size > num_samples:
+            raise InvalidInputError(
+                f"batch size {size} is above the device's {num_samples} rows: lower it"
+            )
+        return num_samples if self.sampling == "full" else size
+
+    def draw(
+        self,
+        num_samples: int,
+        rng: "np.random.Generator",  # quoted: real devices do not load it
+        *,
+        step: int = 0,
+        dealt: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.int64]:
+        """Return the rows of one step.
+
+        Cyclic batches depend on the number of the step in the run, and on the order in
+        which the rows were dealt: the same for all of a run, and blind to their values.
+        """
+        size = self.divisor(num_samples)
+        if self.sampling == "cyclic":
+            if dealt is None:
+                raise InvalidInputError(
+                    "cyclic batches need the order in which the rows were dealt: give "
+                    "dealt, a permutation drawn once for the run"
+                )
+            block = step % (num_samples // size)
+            return dealt[block * size : (block + 1) * size]
+        if self.sampling == "poisson":
+            return np.flatnonzero(rng.random(num_samples) < size / num_samples)
+        if size == num_samples:
+            return np.arange(num_samples)
+        return rng.choice(num_samples, size=size, replace=False)
+
+
+def local_steps(
+    theta: Floats,
+    x: Rows,
+    y: Labels,
+    *,
+    loss: Loss,
+    tau: int,
+    learning_rate: float,
+    noise_std: float,
+    batch: Batch,
+    rng: "np.random.Generator",  # quoted: real devices do not load it
+    shift: Floats | float = 0.0,
+    first_step: int = 0,
+    dealt: NDArray[np.int64] | None = None,
+) -> Floats:
+    """Return theta after tau noisy steps on one device (`local_update_rule_2`).
+
+    The noise is added to the gradient of the data alone: the L2 term reads no data and
+    changes nothing about what the noise hides.
+    """
+    for step in range(first_step, first_step + tau):
+        rows = batch.draw(len(y), rng, step=step, dealt=dealt)
+        gradient = data_gradient(
+            loss, theta, x[rows], y[rows], divisor=batch.divisor(len(y))
+        )
+        noise = noise_std * rng.standard_normal(len(theta))
+        theta = theta - learning_rate * (gradient + noise + loss.l2 * theta) + shift
+    return theta
+
+
+def next_shift(shift: Floats, reply: Floats, average: Floats, *, tau: int) -> Floats:
+    """Return what a device adds to theta in every step of its next round.
+
+    Drift control: where devices are unlike, tau steps of its own take a device away
+    from the common course, by reply - average. Shifted by minus a tau-th of that in
+    every step, it would have stayed. The shifts' weighted mean is zero, so they change
+    how devices walk, not where to. It is SCAFFOLD's control variate (Karimireddy et
+    al. 2020, option II) in the form of Scaffnew (Mishchenko et al. 2022).
+
+    A device computes it from its own reply and the next order: nothing more is sent.
+    Both were released already, so that it costs no privacy.
+    """
+    return shift + (average - reply) / tau
+
+
+def data_gradient(
+    loss: Loss, theta: Floats, x: Rows, y: Labels, *, divisor: int
+) -> Floats:
+    """Return the sum of the rows' gradients over `divisor`, without the L2 term."""
+    slopes = loss.slopes(loss.scores(theta, x), y)
+    return np.asarray((x.T @ slopes).T.reshape(-1) / divisor)
+
+
+def weighted_mean(thetas: Sequence[Floats] | Floats, weights: Floats) -> Floats:
+    """Return the server's average of the devices' models.
+
+    The paper's `global_aggregation_rule_2` has all weights at 1/M.
+    """
+    return np.asarray(np.asarray(weights) @ np.stack(list(thetas)))

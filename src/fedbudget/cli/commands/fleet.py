@@ -1,0 +1,139 @@
+"""`fedbudget fleet`: what a fleet on one machine needs."""
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedbudget.cli.helping import PlainCommand, PlainGroup
+from fedbudget.cli.options import BUDGETS, OUTPUT, AsJson
+from fedbudget.cli.output import print_json, progress
+
+if TYPE_CHECKING:
+    from fedbudget.fleet.demo import TrialFleet
+
+fleet = typer.Typer(
+    help="A fleet on this machine: broker and demonstration.",
+    add_completion=False,
+    no_args_is_help=True,
+    cls=PlainGroup,
+)
+
+
+@fleet.command(cls=PlainCommand)
+def broker(
+    *,
+    certs: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER",
+            help="What fedbudget certs has made. Required.",
+            show_default=False,
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8883,
+) -> None:
+    """Run an MQTT broker for a trial: mutual TLS, and rules for who says what.
+
+    It keeps nothing when it is stopped. For a fleet that has to last, see deploy/.
+    """
+    from fedbudget.fleet.transport.amqtt_broker import run_broker
+    from fedbudget.fleet.transport.certificates import identity_of
+
+    run_broker(
+        identity_of(certs, "broker"),
+        host=host,
+        port=port,
+        on_ready=lambda: typer.echo(f"listening on {host}:{port}"),
+    )
+
+
+@fleet.command(cls=PlainCommand)
+def demo(
+    *,
+    epsilon: Annotated[
+        float,
+        typer.Option(
+            help="Privacy each device may lose, no unit.", rich_help_panel=BUDGETS
+        ),
+    ] = 4.0,
+    delta: Annotated[
+        float,
+        typer.Option(
+            help="The delta of (epsilon, delta), a probability.",
+            rich_help_panel=BUDGETS,
+        ),
+    ] = 1e-4,
+    cost: Annotated[
+        float,
+        typer.Option(
+            help="What each device may spend; a round costs 100, a step 1.",
+            rich_help_panel=BUDGETS,
+        ),
+    ] = 1000.0,
+    seed: Annotated[int, typer.Option(help="Of the split of the rows.")] = 0,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for keys, ledgers, logs and the run; it must not exist. "
+            "Default: a new one among the temporary files.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a whole fleet on this machine: broker, coordinator and 16 devices.
+
+    Adult's rows, one level of education on each device; mutual TLS; every device
+    guards its own rows and ledger in a process of its own.
+    """
+    from fedbudget.data import load
+    from fedbudget.errors import RecordError
+    from fedbudget.fleet.demo import TrialFleet, compare
+    from fedbudget.fleet.trial import Terms
+
+    if out is not None and Path(out).exists():
+        raise RecordError(f"{out} is already there: choose another folder")
+    terms = Terms(
+        epsilon=epsilon, delta=delta, cost=cost, communication=100, computation=1
+    )
+    folder = Path(out or tempfile.mkdtemp(prefix="fedbudget-fleet-"))
+    with ExitStack() as stack:
+        with progress("starting a broker, a coordinator and 16 devices", counter=""):
+            data = load("adult", split="by-education", seed=seed)
+            trial = TrialFleet(folder, data, terms)
+            trial.start(stack)
+        _watch(trial, live=not as_json)
+    with progress("simulating the same plan", counter=""):
+        result, last = compare(trial), trial.final_status()
+    if as_json:
+        print_json(result | {"plan": trial.plan().to_dict(), "status": last})
+        return
+    from fedbudget.cli.views.fleet import show_demo
+
+    show_demo(result, last, trial.plan())
+
+
+def _watch(trial: "TrialFleet", *, live: bool) -> None:
+    """Show the run while it goes on."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from fedbudget.cli.views.fleet import live_table
+
+    sizes = trial.data.num_samples.tolist()
+    console = Console(stderr=True)
+    with Live(console=console, transient=True, auto_refresh=False) as table:
+
+        def show(status: dict[str, Any]) -> None:
+            if live and console.is_terminal:
+                planned = (trial.folder / "out" / "run" / "plan.json").exists()
+                plan = trial.plan() if planned else None
+                table.update(live_table(status, plan, sizes), refresh=True)
+
+        trial.wait(show)

@@ -1,0 +1,102 @@
+"""`fedbudget ledger`: what a device has spent, for its owner."""
+
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from fedbudget.cli.helping import PlainCommand, PlainGroup
+from fedbudget.cli.options import AsJson
+from fedbudget.cli.output import print_json
+
+if TYPE_CHECKING:
+    from fedbudget.fleet.device.statement import Statement
+
+ledger = typer.Typer(
+    help="A device's ledger, for its owner.",
+    add_completion=False,
+    no_args_is_help=True,
+    cls=PlainGroup,
+)
+
+Path: TypeAlias = Annotated[
+    str,
+    typer.Argument(help="The ledger's SQLite file. Required.", show_default=False),
+]
+
+
+@ledger.command(cls=PlainCommand)
+def show(path: Path, *, as_json: AsJson = False) -> None:
+    """Show what was spent, of which budget, and in which runs."""
+    from fedbudget.fleet.device.statement import read_statement
+
+    statement = read_statement(path)
+    if as_json:
+        print_json(statement.to_dict())
+        return
+    _show(statement)
+
+
+@ledger.command(cls=PlainCommand)
+def verify(path: Path, *, as_json: AsJson = False) -> None:
+    """Check that no entry was edited, removed, moved or cut off; exit 1 if one was."""
+    from fedbudget.fleet.device.statement import read_statement
+
+    statement = read_statement(path)
+    if as_json:
+        print_json(
+            {"whole": True, "entries": statement.entries, "head": statement.head}
+        )
+        return
+    typer.echo(f"whole: {statement.entries} entries, the last is {statement.head}")
+
+
+def _show(statement: "Statement") -> None:
+    from fedbudget.cli.views.layout import (
+        new_page,
+        new_table,
+        show_heading,
+        show_pairs,
+        show_table,
+    )
+    from fedbudget.privacy import rounded_up
+
+    with new_page() as console:
+        console.print(
+            f"ledger of {statement.lineage}", style="bold", markup=False, soft_wrap=True
+        )
+        spent = (
+            f"{rounded_up(statement.epsilon)} of {statement.epsilon_budget:g} at delta "
+            f"{rounded_up(statement.delta)} ({statement.accountant})"
+        )
+        show_pairs(
+            console,
+            [
+                ("epsilon spent", spent),
+                (
+                    "as Gaussian DP, zCDP",
+                    f"mu {rounded_up(statement.mu)}, rho {rounded_up(statement.rho)}",
+                ),
+                ("cost spent", f"{statement.cost:g} of {statement.cost_budget:g}"),
+                ("rows", "none yet" if statement.rows is None else f"{statement.rows}"),
+                (
+                    "data over time",
+                    ", ".join(statement.data_changes[-8:]) or "none yet",
+                ),
+                ("entries", f"{statement.entries}, all whole"),
+                ("last entry", f"{statement.head[:32]} ..."),
+            ],
+        )
+        if not statement.runs:
+            return
+        show_heading(console, "Runs")
+        table = new_table(
+            "run", "rounds", "charged", "answered", "steps", "mu", "cost", right=True
+        )
+        for run in statement.runs:
+            table.add_row(
+                f"{run.name} {run.run[:8]}",
+                *(str(n) for n in (run.rounds, run.charged, run.answered, run.steps)),
+                rounded_up(run.mu),
+                f"{run.cost:g}",
+            )
+        show_table(console, table)

@@ -1,0 +1,211 @@
+"""`fedbudget paper`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import fedbudget
+from fedbudget.checks import whole
+from fedbudget.cli.options import OUTPUT, RUN, AsJson
+from fedbudget.cli.output import Stopped, print_json, say
+from fedbudget.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from fedbudget.paper.reproduce import Outcome
+
+
+def paper(
+    *,
+    out: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where to write the page, the figures and the numbers. An evaluation "
+            "that was stopped goes on from there.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = "paper",
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="Fewer budgets, smaller grids and 3 repeats: about two minutes "
+            "instead of about half an hour, on 2 cores.",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
+    cases: Annotated[
+        str | None,
+        typer.Option(
+            help="Some of adult-1, adult-2, vehicle-1, vehicle-2, separated by commas. "
+            "Default: all.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            help="Runs of every plan, with a split and a noise of their own. Default: "
+            "10, with --quick 3.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    vehicle: Annotated[
+        str | None,
+        typer.Option(
+            metavar="vehicle.mat",
+            help="The real Vehicle data. Default: none; then a SYNTHETIC stand-in.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Run the paper's whole evaluation: its figures, and an answer to its claims."""
+    from fedbudget.paper.evaluation import expected_work
+    from fedbudget.paper.reproduce import reproduce, scale_named
+
+    scale = scale_named(
+        "quick" if quick else "full",
+        cases=cases.split(",") if cases else (),
+        repeats=None if repeats is None else whole("--repeats", repeats, least=2),
+    )
+    if vehicle is not None and not Path(vehicle).is_file():
+        raise InvalidInputError(
+            f"--vehicle {vehicle} is not there: name the file, or leave it out for the "
+            "synthetic stand-in"
+        )
+    with _progress(expected_work(scale)) as on_work:
+        try:
+            outcome = reproduce(
+                Path(out),
+                scale,
+                version=fedbudget.__version__,
+                command=_command(out, quick, cases, repeats, vehicle),
+                vehicle=vehicle,
+                on_work=on_work,
+            )
+        except KeyboardInterrupt:
+            raise Stopped(
+                "stopped; parts that were finished are kept: run the same command to "
+                "go on"
+            ) from None
+    if json:
+        print_json(_plain(outcome))
+        return
+    _show(outcome)
+
+
+def _command(
+    out: str,
+    quick: bool,
+    cases: str | None,
+    repeats: int | None,
+    vehicle: str | None,
+) -> str:
+    options = [f"--out {out}"]
+    options += ["--quick"] if quick else []
+    options += [f"--cases {cases}"] if cases else []
+    options += [f"--repeats {repeats}"] if repeats is not None else []
+    options += [f"--vehicle {vehicle}"] if vehicle else []
+    return " ".join(["fedbudget paper", *options])
+
+
+@contextmanager
+def _progress(work: float) -> Iterator[Callable[[float, str], None]]:
+    """Show a bar with the time that is left; without a terminal, a line per part."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines()
+        return
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        TaskProgressColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=console,
+        transient=True,
+    )
+    task = bar.add_task("loading data; kernels compile on first use", total=work)
+    with bar:
+        yield lambda done, what: bar.update(task, advance=done, description=what)
+
+
+def _lines() -> Callable[[float, str], None]:
+    """Return a reporter that prints each part's name once."""
+    last = [""]
+
+    def tell(_: float, what: str) -> None:
+        if what != last[0]:
+            last[0] = what
+            say("", what, style="")
+
+    return tell
+
+
+def _plain(outcome: "Outcome") -> dict[str, object]:
+    return {
+        "page": str(outcome.page),
+        "seconds": outcome.seconds,
+        "claims": [
+            asdict(claim) | {"verdict": claim.verdict} for claim in outcome.claims
+        ],
+        "regret": [asdict(each) for each in outcome.regrets],
+    }
+
+
+def _show(outcome: "Outcome") -> None:
+    """Show the answers; the rest is on the page."""
+    from rich.text import Text
+
+    from fedbudget.cli.views.layout import (
+        new_page,
+        new_table,
+        show_heading,
+        show_item,
+        show_table,
+    )
+
+    with new_page() as console:
+        show_heading(console, "The paper's claims")
+        table = new_table("", "claim", "answer", "yes/reverse/all")
+        for claim in outcome.claims:
+            counts = f"{claim.holds}/{claim.against}/{claim.total}"
+            told = f"{claim.claim}: {claim.reading}"
+            table.add_row(claim.number, Text(told), claim.verdict, counts)
+        show_table(console, table)
+        show_heading(console, "Accuracy lost to a full grid search, in points")
+        table = new_table(
+            "planner", "mean", "worst", "reads rows", "s a plan", right=True
+        )
+        for each in outcome.regrets:
+            table.add_row(
+                each.planner,
+                f"{each.mean.mean:.2f}",
+                f"{each.worst:.2f}",
+                "yes" if each.reads else "no",
+                f"{each.seconds:.2f}",
+            )
+        show_table(console, table)
+        console.print()
+        show_item(console, f"figures, tables and reasons: {outcome.page}")
+        show_item(console, f"runs took {outcome.seconds / 60:.1f} minutes in all")
+    sys.stdout.flush()

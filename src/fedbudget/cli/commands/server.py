@@ -1,0 +1,176 @@
+"""`fedbudget server`: the coordinator of a fleet."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedbudget.cli.commands.train import resumable
+from fedbudget.cli.options import OUTPUT, RUN, AsJson
+from fedbudget.cli.output import Bar, print_json, progress
+from fedbudget.cli.sources import named_or_number
+from fedbudget.record import largest
+from fedbudget.text import counted
+
+_FLEET = "Fleet"
+
+
+def server(
+    out: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Folder for the run; one that was stopped goes on from there. "
+            "Required.",
+            show_default=False,
+        ),
+    ],
+    *,
+    certs: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER",
+            help="What fedbudget certs has made. Required.",
+            show_default=False,
+            rich_help_panel=_FLEET,
+        ),
+    ],
+    host: Annotated[
+        str,
+        typer.Option(
+            help="The broker's machine; the nodes of a cluster as one,two:8884.",
+            rich_help_panel=_FLEET,
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="The broker's port.", rich_help_panel=_FLEET)
+    ] = 8883,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            help="Devices to wait for before planning. Default: all that declare "
+            "themselves while --wait lasts.",
+            show_default=False,
+            rich_help_panel=_FLEET,
+        ),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait for them.", rich_help_panel=_FLEET)
+    ] = 60.0,
+    name: Annotated[
+        str,
+        typer.Option(
+            help="Of the run; devices join only names that their policies list.",
+            rich_help_panel=RUN,
+        ),
+    ] = "run",
+    deadline: Annotated[
+        float, typer.Option(help="Seconds for a round.", rich_help_panel=RUN)
+    ] = 60.0,
+    minimum: Annotated[
+        int,
+        typer.Option(
+            help="Answers without which a round does not end at its deadline.",
+            rich_help_panel=RUN,
+        ),
+    ] = 1,
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="float32|float64",
+            help="Of the models that are sent; a run keeps its own.",
+            rich_help_panel=RUN,
+        ),
+    ] = "float32",
+    dissimilarity: Annotated[
+        str,
+        typer.Option(
+            help="How unlike devices are: iid, mild, strong, or a share of the loss.",
+            rich_help_panel=RUN,
+        ),
+    ] = "mild",
+    planner: Annotated[
+        str,
+        typer.Option(
+            metavar="joint|bound|paper", help="Which planner.", rich_help_panel=RUN
+        ),
+    ] = "joint",
+    status_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Serve /status and /metrics on this port of this machine; 0 takes a "
+            "free one. Default: none.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Coordinate a fleet: plan from what devices declare, run the rounds, release.
+
+    Stopped or killed at any moment and started again with the same folder, it goes on
+    with the same round, and no device pays twice.
+    """
+    from fedbudget.fleet.coordinator.process import Settings, run_server
+    from fedbudget.fleet.transport.certificates import COORDINATOR, identity_of
+    from fedbudget.fleet.transport.mqtt import Broker
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s: %(message)s"
+    )
+    settings = Settings(
+        out=Path(out),
+        broker=Broker(host=host, port=port, identity=identity_of(certs, COORDINATOR)),
+        signing_key=Path(certs) / "coordinator.sign",
+        name=name,
+        devices=devices,
+        wait=wait,
+        deadline=deadline,
+        minimum=minimum,
+        precision=precision,
+        dissimilarity=named_or_number(dissimilarity),
+        planner=planner,
+        status_port=status_port,
+    )
+    with progress("waiting for devices", counter="") as bar, resumable(f"{out}/run"):
+        run = run_server(
+            settings,
+            on_begin=_tell_begin,
+            on_round=lambda row: _show_round(bar, row),
+        )
+    if as_json:
+        spent = {name: run.rounds[-1][name] for name in ("epsilon", "cost")}
+        print_json(run.plan.to_dict() | spent | {"record": f"{out}/run"})
+        return
+    from fedbudget.cli.views.fleet import show_server_run
+
+    show_server_run(run, out=f"{out}/run")
+
+
+def _tell_begin(plan: Any, names: tuple[str, ...], port: int | None) -> None:
+    log = logging.getLogger(__name__)
+    log.info(
+        "%s, %s of %s",
+        counted(len(names), "device"),
+        counted(plan.rounds, "round"),
+        counted(plan.tau, "local step"),
+    )
+    if port is not None:
+        log.info("status on http://127.0.0.1:%d/status", port)
+
+
+def _show_round(bar: Bar, row: Mapping[str, Any]) -> None:
+    from fedbudget.privacy import rounded_up
+
+    epsilon, cost = largest(row["epsilon"]), largest(row["cost"])
+    logging.getLogger(__name__).info(
+        "round %d: %s, %s, epsilon at most %s, cost at most %.4g",
+        row["round"],
+        counted(row["answered"], "answer"),
+        counted(len(row["refused"]), "refusal"),
+        "none" if epsilon is None else rounded_up(epsilon),
+        cost or 0.0,
+    )
+    bar.show(f"round {row['round']}", done=row["round"])

@@ -1,0 +1,140 @@
+"""What people see of a fleet: live and at the end."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fedbudget.cli.views.layout import (
+    new_page,
+    new_table,
+    show_heading,
+    show_item,
+    show_pairs,
+    show_table,
+)
+from fedbudget.planning import Plan
+from fedbudget.privacy import rounded_up
+from fedbudget.record import from_row
+from fedbudget.text import counted, span
+from fedbudget.training import Run
+
+_STYLES = {"answered": "green", "refused": "yellow", "late": "red", "waiting": "dim"}
+
+
+def show_server_run(run: Run, *, out: str) -> None:
+    """Say what a fleet's run has released, and what it has cost."""
+    plan, last = run.plan, run.rounds[-1]
+    answers = [row["answered"] for row in run.rounds]
+    with new_page() as console:
+        title = (
+            f"Trained over a fleet: {counted(plan.num_devices, 'device')}, "
+            f"{counted(plan.rounds, 'round')} of {counted(plan.tau, 'local step')}"
+        )
+        console.print(Text(title, style="bold"))
+        show_pairs(
+            console,
+            [
+                ("privacy", str(plan.privacy)),
+                (
+                    "spent",
+                    f"epsilon {spent(last['epsilon'], rounded_up)}, at most, by each "
+                    "device",
+                ),
+                ("cost", f"{spent(last['cost'])} units, at most, by each device"),
+                ("answers", f"from {_devices(answers)} in a round"),
+                ("record", f"{out}: plan, rounds and model"),
+            ],
+        )
+        refused = last["refused"]
+        if refused:
+            show_heading(console, "Refused the last round")
+        for index, why in refused.items():
+            show_item(console, f"device {index}: {why}")
+
+
+def spent(values: Any, shown: Callable[[float], str] = "{:.4g}".format) -> str:
+    """Return the range of what devices have spent, from a row of a run."""
+    kept = from_row(values)
+    if not np.isfinite(kept).all():
+        return "without bound"
+    least, most = shown(float(kept.min())), shown(float(kept.max()))
+    return least if least == most else f"{least} to {most}"
+
+
+def _devices(counts: Sequence[int]) -> str:
+    return "1 device" if set(counts) == {1} else f"{span(counts)} devices"
+
+
+def live_table(
+    status: Mapping[str, Any], plan: Plan | None, sizes: Sequence[int]
+) -> Group:
+    """Return the state of a run as a table that is drawn again and again."""
+    rounds = status.get("rounds")
+    done = status.get("rounds_closed", 0)
+    took = status.get("last_round_seconds")
+    head = Text(
+        "waiting for the plan" if rounds is None else f"round {done} of {rounds}"
+    )
+    if took is not None:
+        head.append(f", the last one in {took:.2f} s", style="dim")
+    return Group(head, Text(), device_table(status, plan, sizes))
+
+
+def device_table(
+    status: Mapping[str, Any], plan: Plan | None, sizes: Sequence[int]
+) -> Table:
+    """Return one row per device: what it was asked, did, and has spent."""
+    names = ("rows", "weight", "answers", "in this round", "epsilon", "cost")
+    table = new_table("device", *names, right=True)
+    table.columns[4].justify = "left"
+    for m, told in enumerate(status.get("devices", [])):
+        state = told["this_round"]
+        epsilon = told["epsilon"]
+        table.add_row(
+            told["name"],
+            str(sizes[m]) if m < len(sizes) else "",
+            "" if plan is None else f"{plan.weights[m]:.3f}",
+            str(told["answered"]),
+            Text(state, style=_STYLES.get(state, "")),
+            "none" if epsilon is None else rounded_up(epsilon),
+            f"{told['cost']:.0f}",
+        )
+    return table
+
+
+def show_demo(result: Mapping[str, Any], status: Mapping[str, Any], plan: Plan) -> None:
+    """Say how the demonstration ended, next to the simulation of the same plan."""
+    with new_page() as console:
+        console.print(
+            Text(
+                f"Done: {counted(plan.num_devices, 'device')}, "
+                f"{counted(plan.rounds, 'round')} of "
+                f"{counted(plan.tau, 'local step')}, "
+                f"median round {result['median_round_seconds']:.2f} s",
+                style="bold",
+            )
+        )
+        show_table(console, device_table(status, plan, plan.num_samples.tolist()))
+        show_heading(console, "Test accuracy, mean over the devices")
+        table = new_table("", "accuracy", "loss", right=True)
+        fleet = result["fleet"]
+        table.add_row("this fleet", f"{fleet['accuracy']:.4f}", f"{fleet['loss']:.4f}")
+        simulated = result["simulated"]
+        spread = f"{simulated['accuracy']:.4f} +- {simulated['spread']:.4f}"
+        table.add_row("simulated, same plan", spread, f"{simulated['loss']:.4f}")
+        show_table(console, table)
+        show_item(console, "epsilon and cost are what each device's own ledger says")
+        show_item(
+            console,
+            f"+-: standard deviation over {simulated['seeds']} seeds of the noise",
+        )
+        show_item(
+            console,
+            "NOT private: accuracy and loss are read off the devices' own rows for "
+            "you, the reader of a demonstration",
+        )
+        show_item(console, f"logs, ledgers and the run are kept in {result['folder']}")

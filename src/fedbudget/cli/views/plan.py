@@ -1,0 +1,209 @@
+"""Plans and frontiers for people: readable at 80 columns, and without colour."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedbudget.budget import Budget
+from fedbudget.checks import Array, floats
+from fedbudget.cli.output import one_line
+from fedbudget.cli.sources import Source
+from fedbudget.cli.views.layout import (
+    new_page,
+    new_table,
+    show_heading,
+    show_item,
+    show_pairs,
+    show_table,
+    show_title,
+)
+from fedbudget.planning import Frontier, Plan
+from fedbudget.privacy import rounded_up
+from fedbudget.text import counted, span
+
+FEW = 24  # as many devices as are still shown one by one
+
+# From the lowest predicted loss to the highest: a bar for every reader, and a colour.
+_BARS = "▁▂▃▄▅▆▇█"
+_COLOURS = (
+    "black on #fde725",
+    "black on #a0da39",
+    "black on #4ac16d",
+    "black on #1fa187",
+    "white on #277f8e",
+    "white on #365c8d",
+    "white on #46327e",
+    "white on #440154",
+)
+
+
+def show_plan(source: Source, budget: Budget, plan: Plan) -> None:
+    """Print a plan in plain words."""
+    with new_page() as console:
+        _plan_page(console, source, budget, plan)
+
+
+def show_frontier(source: Source, found: Frontier) -> None:
+    """Print the predicted loss over both budgets, and what lies behind it."""
+    with new_page() as console:
+        _frontier_page(console, source, found)
+
+
+def _plan_page(console: Console, source: Source, budget: Budget, plan: Plan) -> None:
+    show_title(console, source)
+    show_heading(
+        console,
+        f"Plan: {counted(plan.rounds, 'round')} of {counted(plan.tau, 'local step')}",
+    )
+    show_pairs(console, _plan_in_words(plan))
+    show_heading(console, "Promise and price")
+    show_pairs(console, _promises(budget, plan))
+    held = " and ".join(plan.binding) or "neither budget"
+    show_heading(console, f"What holds the loss up: {held}")
+    for reason in plan.reasons:
+        show_item(console, reason)
+    show_heading(console, "What the planner took for granted")
+    show_table(console, _constants(source))
+    if plan.num_devices <= FEW:
+        show_heading(console, "Devices")
+        show_table(console, _devices(source, plan))
+    else:
+        show_heading(console, counted(plan.num_devices, "device"))
+        show_table(console, _summary(source, plan))
+
+
+def _frontier_page(console: Console, source: Source, found: Frontier) -> None:
+    show_title(console, source)
+    levels = _levels(found.predicted_loss)
+
+    def loss(row: int, column: int) -> Text:
+        level = levels[row, column]
+        text = f"{found.predicted_loss[row, column]:.3g} {_BARS[level]}"
+        return Text(text, style=_COLOURS[level])
+
+    def schedule(row: int, column: int) -> Text:
+        return Text(f"{found.tau[row, column]:g}x{found.rounds[row, column]:g}")
+
+    def saving(name: str, prices: Array) -> Callable[[int, int], Text]:
+        def cell(row: int, column: int) -> Text:
+            plan = found.plans[row][column]
+            binds = plan is not None and name in plan.binding
+            text = f"{prices[row, column]:.2g}" + ("*" if binds else " ")
+            return Text(text, style="bold" if binds else "")
+
+        return cell
+
+    epsilon, cost = found.epsilon_price, found.cost_price
+    for heading, cell in (
+        ("Predicted loss above the best model's (the lower the better)", loss),
+        ("Local steps per round (tau) x rounds", schedule),
+        (
+            "Loss saved per unit of more epsilon (*: privacy binds)",
+            saving("privacy", epsilon),
+        ),
+        (
+            "Loss saved per unit of more cost, over a round or more (*: cost binds)",
+            saving("cost", cost),
+        ),
+    ):
+        show_heading(console, heading)
+        for table in _grids(found, cell, width=console.width):
+            show_table(console, table)
+    if np.isnan(found.predicted_loss).any():
+        show_item(console, "no number: that cost does not pay for one round")
+
+
+def _plan_in_words(plan: Plan) -> Iterator[tuple[str, str]]:
+    every = "every device" if plan.num_devices > 1 else "the device"
+    batch = {
+        "full": f"all training samples of {every}",
+        "poisson": "on average, each sample drawn alone",
+        "fixed": "drawn at random",
+        "cyclic": f"{span(plan.blocks)} disjoint ones, taken in turn",
+    }
+    yield "tau", f"{counted(plan.tau, 'local step')} per round"
+    yield "rounds", f"{counted(plan.rounds, 'upload')} by {every}"
+    yield "steps", f"{plan.steps} in all"
+    yield "learning rate", f"{plan.learning_rate:.4g}"
+    yield "momentum", f"{plan.momentum:.2g}, on the server"
+    if plan.drift_control:
+        yield "drift", "controlled: each device takes its last deviation back"
+    yield "batch size", f"{span(plan.batch_size)}: {batch[plan.sampling]}"
+    noise = "standard deviation, on every coordinate of a mean gradient"
+    yield "noise", f"{span(plan.noise_std)}: {noise}"
+    yield "weights", f"{span(plan.weights)}: share in the average"
+    yield "predicted", f"loss {plan.predicted_loss:.3g} above the best model's"
+    yield "planned by", f"planner {plan.planner}, for loss {plan.loss}"
+
+
+def _promises(budget: Budget, plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "privacy", f"{plan.privacy}, for the whole run"
+    yield "cost", f"{span(plan.cost)} of {span(budget.cost)} units for each device"
+
+
+def _constants(source: Source) -> Table:
+    table = new_table("constant", "value", "source", "")
+    table.columns[1].justify = "right"
+    for name, constant in source.problem.constants.items():
+        table.add_row(name, f"{constant.value:.4g}", constant.source, constant.note)
+    return table
+
+
+def _devices(source: Source, plan: Plan) -> Table:
+    names = ("samples", "batch", "noise", "weight", "epsilon", "cost")
+    table = new_table("device", *names, right=True)
+    columns = _columns(source, plan)
+    for index, name in enumerate(source.device_names):
+        cells = _cells([column[index] for column in columns])
+        table.add_row(Text(one_line(name), no_wrap=True, overflow="ellipsis"), *cells)
+    return table
+
+
+def _summary(source: Source, plan: Plan) -> Table:
+    names = ("samples", "batch", "noise", "weight", "epsilon", "cost")
+    table = new_table("", *names, right=True)
+    for name, of in (("least", np.min), ("median", np.median), ("most", np.max)):
+        table.add_row(name, *_cells([of(c) for c in _columns(source, plan)]))
+    return table
+
+
+def _cells(values: list[float]) -> Iterator[str]:
+    """Show a line of the table; epsilon, the fifth of six, is rounded up."""
+    for place, value in enumerate(values):
+        yield rounded_up(value) if place == 4 else f"{value:.4g}"
+
+
+def _columns(source: Source, plan: Plan) -> list[Array]:
+    names = ("batch_size", "noise_std", "weights", "epsilon", "cost")
+    own = [floats(getattr(plan, name)) for name in names]
+    return [floats(source.problem.num_samples), *own]
+
+
+def _levels(losses: Array) -> NDArray[np.int64]:
+    """Return how dark to draw each loss, by its logarithm: 0 to 7."""
+    known = np.log(np.where(losses > 0, losses, np.nan))
+    low, high = np.nanmin(known), np.nanmax(known)
+    share = (known - low) / ((high - low) or 1.0)
+    return np.asarray(np.nan_to_num(share * (len(_BARS) - 1)).round(), np.int64)
+
+
+def _grids(
+    found: Frontier, cell: Callable[[int, int], Text], *, width: int
+) -> Iterator[Table]:
+    """Yield tables, a row for each epsilon, with as many costs as the width takes."""
+    at_once = max(1, (width - 16) // 12)
+    for first in range(0, len(found.costs), at_once):
+        columns = range(first, min(first + at_once, len(found.costs)))
+        costs = [f"cost {found.costs[column]:g}" for column in columns]
+        table = new_table("epsilon", *costs, right=True)
+        for row, epsilon in enumerate(found.epsilons):
+            cells = [
+                Text("-") if found.plans[row][column] is None else cell(row, column)
+                for column in columns
+            ]
+            table.add_row(f"{epsilon:g}", *cells)
+        yield table

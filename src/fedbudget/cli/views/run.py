@@ -1,0 +1,166 @@
+"""Runs and sweeps for people: readable at 80 columns, and without colour."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from fedbudget.budget import Budget
+from fedbudget.cli.commands.sweep import Point, spread
+from fedbudget.cli.output import one_line
+from fedbudget.cli.sources import Source
+from fedbudget.cli.views.layout import (
+    new_page,
+    new_table,
+    show_heading,
+    show_item,
+    show_pairs,
+    show_table,
+    show_title,
+)
+from fedbudget.planning import Plan
+from fedbudget.privacy.cautions import weak_promises
+from fedbudget.record import from_row
+from fedbudget.simulation.sweeping import Sweep
+from fedbudget.text import counted, span
+from fedbudget.training import Run
+
+NOT_PRIVATE = (
+    "NOT private: read off the devices' own rows for you, the reader of a simulation"
+)
+MEANS = "means over each device's own rows, then over the devices that have any"
+
+
+# What is measured beside the released model, if asked for, and under which prefix.
+_MODELS = {
+    "global": "",
+    "personal": "personal_",
+    "alone": "alone_",
+    "constant": "constant_",
+}
+_EXPLAINED = (
+    "personal: the global model, adapted by each device to its own rows and kept there",
+    "alone: each device with its own rows only, nothing sent",
+)
+
+
+def show_run(source: Source, budget: Budget, run: Run, *, record: str | None) -> None:
+    """Print what a run promised, what it cost and what it reached."""
+    measured = run.measured
+    with new_page() as console:
+        show_title(console, source)
+        show_heading(console, f"Trained: {_in_a_line(run.plan)}")
+        show_pairs(console, _outcome(budget, run, record))
+        best = [
+            f"{name.replace('_', ' ')} {_number(measured[name])}"
+            for name in ("test_accuracy", "test_loss")
+            if name in measured
+        ]
+        show_heading(console, f"Reached: {', '.join(best) or 'nothing to test it on'}")
+        _show_measured(console, measured)
+        if run.advice:
+            show_item(console, run.advice)
+        if run.plan.accountant != "none":
+            epsilon, delta, _ = budget.per_device(run.plan.num_devices)
+            for caution in weak_promises(epsilon, delta, run.plan.num_samples):
+                show_item(console, caution)
+
+
+def show_sweep(
+    source: Source, points: Sequence[Point], found: Sweep, *, table: str | None
+) -> None:
+    """Print what every plan reached, as means over the seeds."""
+    plans, seeds = counted(len(found.plans), "plan"), counted(len(found.seeds), "seed")
+    with new_page() as console:
+        show_title(console, source)
+        show_heading(console, f"Swept: {plans} x {seeds}")
+        _show_points(console, points, found)
+        if any(point.plan is None for point in points):
+            show_item(console, "no plan: that cost does not pay for one round")
+        _explain(console, found.measured, "accuracy and loss: ")
+        if len(found.seeds) > 1:
+            show_item(console, f"+-: standard deviation over {seeds}")
+        show_item(
+            console, "every run spends its budgets: a fleet would carry out one of them"
+        )
+        if table is not None:
+            show_item(console, f"every run is in {one_line(table)}")
+
+
+def _in_a_line(plan: Plan) -> str:
+    return (
+        f"{counted(plan.rounds, 'round')} of {counted(plan.tau, 'local step')}, "
+        f"learning rate {plan.learning_rate:.4g}, momentum {plan.momentum:.2g}"
+    )
+
+
+def _outcome(budget: Budget, run: Run, record: str | None) -> Iterator[tuple[str, str]]:
+    plan, last = run.plan, run.rounds[-1]
+    yield "privacy", f"{plan.privacy}, for the whole run"
+    spent = span(from_row(last["cost"]))
+    yield "cost", f"{spent} of {span(budget.cost)} units for each device"
+    answers = span([row["answered"] for row in run.rounds])
+    yield "answers", f"from {answers} of {plan.num_devices} devices in a round"
+    if record is None:
+        yield "record", "none: name a folder with --out"
+    else:
+        yield "record", f"{one_line(record)}: plan, rounds and model"
+
+
+def _show_measured(console: Console, measured: Mapping[str, float]) -> None:
+    """Show one line per part and model: the released one, and others if measured."""
+    table = new_table("model", "rows", "loss", "accuracy", right=True)
+    if "personal_test_loss" not in measured:
+        table = new_table("rows", "loss", "accuracy", right=True)
+    for model, prefix in _MODELS.items():
+        for part in ("train", "validation", "test"):
+            if f"{prefix}{part}_loss" in measured:
+                accuracy = measured.get(f"{prefix}{part}_accuracy")
+                cell = "" if accuracy is None else _number(accuracy)
+                names = (model, part) if "personal_test_loss" in measured else (part,)
+                loss = _number(measured[f"{prefix}{part}_loss"])
+                table.add_row(*names, loss, cell)
+    show_table(console, table)
+    _explain(console, measured, "")
+
+
+def _explain(console: Console, measured: Mapping[str, Any], what: str) -> None:
+    """Say what the figures are, and which are missing."""
+    if "personal_test_loss" in measured:
+        for line in _EXPLAINED:
+            show_item(console, line)
+    show_item(console, f"{what}{MEANS}")
+    show_item(console, NOT_PRIVATE)
+    if "test_loss" not in measured:
+        show_item(console, "no device has test rows: no test accuracy, no test loss")
+    elif "test_accuracy" not in measured:
+        show_item(console, "the labels are numbers: a loss, but no accuracy")
+
+
+def _show_points(console: Console, points: Sequence[Point], found: Sweep) -> None:
+    names = ("epsilon", "cost", "tau x\nrounds", "learning\nrate")
+    table = new_table("planner", *names, "test\naccuracy", "train\nloss", right=True)
+    for point in points:
+        budgets = point.planner, f"{point.epsilon:g}", f"{point.cost:g}"
+        if point.plan is None:
+            table.add_row(*budgets, "no plan", "", "", "")
+            continue
+        accuracy = found.measured.get("test_accuracy")
+        loss, _ = spread(found.measured["train_loss"][point.number])
+        table.add_row(
+            *budgets,
+            f"{point.plan.tau}x{point.plan.rounds}",
+            f"{point.plan.learning_rate:.4g}",
+            "" if accuracy is None else _spread(*spread(accuracy[point.number])),
+            _number(loss),
+        )
+    show_table(console, table)
+
+
+def _spread(mean: float, std: float | None) -> str:
+    return _number(mean) if std is None else f"{_number(mean)} +- {_number(std)}"
+
+
+def _number(value: float) -> str:
+    """Return four places, as long as that is not a row of digits."""
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"

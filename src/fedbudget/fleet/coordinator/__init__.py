@@ -1,0 +1,1 @@
+"""The coordinator: plans for the fleet and averages its answers."""

@@ -1,0 +1,1 @@
+"""What runs on a device: nothing is imported here, to save its memory."""

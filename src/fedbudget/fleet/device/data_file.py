@@ -1,0 +1,249 @@
+"""A device's data file, read with the standard library and NumPy alone.
+
+A file may grow while a device is at work: rows are added at its end. A last line
+without a line end is not a row yet.
+"""
+
+import csv
+import hashlib
+import json
+import tomllib
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+
+from fedbudget.data.columns import Cells, as_coded, check_name
+from fedbudget.data.features import Categorical, Numeric
+from fedbudget.data.reading import NULLS
+from fedbudget.data.schema import Schema
+from fedbudget.data.unit_ball import check_unit_ball
+from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.fleet.device.exact_steps import ExactRows
+from fedbudget.fleet.device.policy import DataPolicy
+from fedbudget.losses import Labels, Loss, loss_named
+from fedbudget.text import shown
+
+if TYPE_CHECKING:
+    from _csv import Reader
+
+_LINES = 500  # read and encoded at a time: texts take much more memory than rows
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DeviceRows:
+    """The rows of a device as they were when the file was read."""
+
+    rows: ExactRows
+    num_classes: int  # as in a plan: 1 unless the loss is softmax
+    stamp: tuple[int, int, int]  # of the file: changes when it does
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def dim(self) -> int:
+        """Columns of a row."""
+        return int(self.rows.x.shape[1])
+
+    def fingerprint(self, count: int) -> str:
+        """Return a digest of the first rows, as they are used."""
+        digest = hashlib.sha256(f"{count}x{self.dim}".encode())
+        digest.update(np.ascontiguousarray(self.rows.x[:count], "<f4").data)
+        digest.update(np.ascontiguousarray(self.rows.y[:count], "<f8").data)
+        return digest.hexdigest()
+
+
+def stamp_of(path: Path) -> tuple[int, int, int]:
+    """Return what changes when a file is written to.
+
+    Raises:
+        DataError: The file is not there.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"data file {str(path)!r}: {error.strerror}") from None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def read_rows(policy: DataPolicy) -> DeviceRows:
+    """Read a device's rows.
+
+    Raises:
+        DataError: The file is not there, damaged, or not what the schema says.
+    """
+    stamp = stamp_of(policy.file)
+    try:
+        if policy.file.suffix == ".npz":
+            rows, classes = _read_npz(policy)
+        else:
+            rows, classes = _read_table(policy)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        raise DataError(
+            f"data file {str(policy.file)!r} cannot be read: {error}"
+        ) from None
+    return DeviceRows(
+        rows=rows, num_classes=_num_classes(policy.loss, classes), stamp=stamp
+    )
+
+
+def loss_of(name: str, num_classes: int, l2: float = 0.0) -> Loss:
+    """Return the loss; the number of classes as a plan counts them."""
+    return loss_named(
+        name, num_classes=num_classes if name == "softmax" else None, l2=l2
+    )
+
+
+def _num_classes(loss: str, classes: int | None) -> int:
+    """Return the classes as a plan counts them, if the labels go with the loss."""
+    if (classes is None) != (loss == "huber"):
+        kind = "numbers" if classes is None else "classes"
+        raise DataError(f"loss {loss!r} does not go with labels that are {kind}")
+    if loss == "softmax":
+        return int(classes or 0)
+    if classes not in (None, 2):
+        raise DataError(f"loss {loss!r} is for 2 classes, not {classes}: use 'softmax'")
+    return 1
+
+
+def _read_npz(policy: DataPolicy) -> tuple[ExactRows, int | None]:
+    import zipfile
+
+    try:
+        with np.load(policy.file, allow_pickle=False) as arrays:
+            x, y = arrays["x"], arrays["y"]
+    except (ValueError, TypeError, KeyError, zipfile.BadZipFile):
+        raise DataError(
+            f"data file {str(policy.file)!r} is not an .npz file with x and y"
+        ) from None
+    check_unit_ball(x)
+    if y.ndim != 1 or len(y) != len(x):
+        raise DataError(f"y has shape {y.shape}: give one label for each row of x")
+    if policy.loss == "huber":
+        if y.dtype.kind != "f" or not (np.abs(y) <= 1).all():
+            raise DataError("y must hold numbers in [-1, 1] for loss 'huber'")
+        return ExactRows.rounded(x, y.astype(np.float64)), None
+    if y.dtype.kind not in "iu" or not ((y >= 0) & (y < policy.classes)).all():
+        raise DataError(f"y must hold whole numbers from 0 to {policy.classes - 1}")
+    return ExactRows.rounded(x, y.astype(np.int64)), policy.classes
+
+
+def read_schema(source: Path | Mapping[str, Any]) -> Schema:
+    """Return a schema from a JSON or TOML file, or from a table of the policy.
+
+    Raises:
+        InvalidInputError: It cannot be read, or is none.
+    """
+    if isinstance(source, Mapping):
+        return Schema.from_dict(source)
+    try:
+        text = source.read_text(encoding="utf-8")
+        plain = tomllib.loads(text) if source.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise InvalidInputError(f"schema {str(source)!r}: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidInputError(
+            f"schema {str(source)!r} cannot be read: {error}"
+        ) from None
+    return Schema.from_dict(plain)
+
+
+def _read_table(policy: DataPolicy) -> tuple[ExactRows, int | None]:
+    assert policy.schema is not None  # the policy has checked that
+    schema = read_schema(policy.schema)
+    if policy.label not in (None, schema.label):
+        raise DataError(
+            f"label {policy.label!r} is not the schema's, {schema.label!r}: correct one"
+        )
+    with _lines(policy.file) as text:
+        rows = ExactRows.joined(_blocks(schema, csv.reader(_complete_lines(text))))
+    return rows, None if schema.classes is None else len(schema.classes)
+
+
+def _blocks(schema: Schema, reader: "Reader") -> Iterator[tuple[Any, Labels]]:
+    """Yield rows and labels, some lines at a time."""
+    header = next(reader, None)
+    if header is None:
+        raise DataError("the data file has no header line")
+    for name in (*schema.features, schema.label):
+        check_name(header, name)
+    done = reader.line_num
+    while block := list(islice(reader, _LINES)):
+        try:
+            columns = _columns(schema, header, block)
+            x = np.asarray(schema.encode(columns, dense=True))
+            y = schema.encode_label(columns[schema.label])
+        except DataError as error:  # its rows are counted from the first of these
+            raise DataError(f"lines {done + 1} to {reader.line_num}: {error}") from None
+        done = reader.line_num
+        yield x, y
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[TextIO]:
+    if path.name.endswith(".csv.gz"):
+        import gzip
+
+        with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as packed:
+            yield packed
+    elif path.suffix == ".csv":
+        with path.open(encoding="utf-8-sig", newline="") as plain:
+            yield plain
+    else:
+        raise DataError(
+            f"data file {str(path)!r} has suffix {path.suffix!r}, which is not known: "
+            "use .csv, .csv.gz or .npz"
+        )
+
+
+def _complete_lines(text: TextIO) -> Iterator[str]:
+    for line in text:
+        if line.endswith(("\n", "\r")):
+            yield line
+
+
+def _columns(
+    schema: Schema, header: list[str], block: list[list[str]]
+) -> dict[str, Cells]:
+    """Return the columns that the schema names, for some lines."""
+    block = [cells for cells in block if cells]  # the csv module's empty lines
+    for cells in block:
+        if len(cells) != len(header):
+            raise DataError(
+                f"a row has {len(cells)} cells, the header {len(header)}: "
+                f"{shown(cells)}"
+            )
+    columns: dict[str, Cells] = {}
+    for name, kind in {**schema.features, schema.label: schema.target}.items():
+        place = header.index(name)
+        texts = [cells[place] for cells in block]
+        if isinstance(kind, Numeric):
+            columns[name] = np.array([_number(name, cell) for cell in texts])
+        else:
+            columns[name] = as_coded([_category(kind, cell) for cell in texts])
+    return columns
+
+
+def _number(name: str, cell: str) -> float:
+    bare = cell.strip()
+    if bare in NULLS:
+        return np.nan
+    try:
+        if "_" in bare:  # Python's own way to write numbers, and no file's
+            raise ValueError
+        return float(bare)
+    except ValueError:
+        raise DataError(
+            f"column {name!r} holds {shown(cell)}, but the schema says Numeric: "
+            "correct it, or describe the column as Categorical"
+        ) from None
+
+
+def _category(kind: Categorical, cell: str) -> str | None:
+    return None if cell.strip() in NULLS and cell not in kind.values else cell

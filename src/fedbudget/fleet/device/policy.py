@@ -1,0 +1,248 @@
+"""The policy of a device's owner: one TOML file, and every mistake in it named.
+
+docs/fleet-device.md shows a whole one. Paths are relative to the policy's folder.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from fedbudget.budget import Budget
+from fedbudget.errors import InvalidInputError
+from fedbudget.fleet.device.toml_section import Section
+from fedbudget.fleet.wire.fields import MOST_DECLARED, MOST_DELTA, identity, text
+from fedbudget.fleet.wire.signing import read_public_key
+from fedbudget.losses import LOSSES
+
+_ACCOUNTANTS = ("gdp", "zcdp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPolicy:
+    """Which rows the device trains on."""
+
+    file: Path  # .csv, .csv.gz or .npz
+    schema: Path | Mapping[str, Any] | None  # for tables; none for .npz
+    label: str | None  # only to be checked against the schema's
+    loss: str
+    classes: int  # of an .npz file's labels
+    lineage: str  # the data set's name in the ledger, for as long as it lives
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BudgetPolicy:
+    """What may be spent over the whole life of the data set."""
+
+    epsilon: float
+    delta: float
+    cost: float
+    accountant: str
+
+    @property
+    def budget(self) -> Budget:
+        """The same, for a ledger."""
+        return Budget(epsilon=self.epsilon, delta=self.delta, cost=self.cost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricePolicy:
+    """What a round and a step cost the device, in the unit of its budget."""
+
+    communication: float
+    computation: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicPolicy:
+    """What the owner is willing to spend on one run, and says so."""
+
+    epsilon: float
+    cost: float
+    info: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderPolicy:
+    """Whose orders are carried out, and within which limits."""
+
+    trusted: tuple[str, ...]
+    runs: tuple[str, ...]  # patterns for the names of runs, * and ? as in a shell
+    least_noise_multiplier: float
+    most_tau: int
+    most_rounds: int
+    most_learning_rate: float
+    most_l2: float
+
+    def joins(self, name: str) -> bool:
+        """Whether the owner lists a run of this name."""
+        return any(fnmatchcase(name, pattern) for pattern in self.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerPolicy:
+    """Where the broker is, and by which files it and the device know each other."""
+
+    host: str
+    port: int
+    ca: Path | None  # none: no TLS, which is for a test on one machine only
+    certificate: Path | None
+    key: Path | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Policy:
+    """All that an owner decides."""
+
+    device: str
+    data: DataPolicy
+    budget: BudgetPolicy
+    prices: PricePolicy
+    public: PublicPolicy
+    orders: OrderPolicy
+    ledger: Path
+    broker: BrokerPolicy | None  # none: orders come over the socket
+    socket: Path | None  # where programs on this machine bring orders
+
+
+def read_policy(path: str | Path) -> Policy:
+    """Read and check a policy.
+
+    Raises:
+        InvalidInputError: It cannot be read, or a key is missing, unknown or wrong; the
+            message names the file and the key.
+    """
+    path = Path(path)
+    try:
+        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInputError(
+            f"policy {str(path)!r} cannot be read: {error.strerror or error}"
+        ) from None
+    except (ValueError, RecursionError) as error:  # also of endless digits or brackets
+        raise InvalidInputError(f"policy {str(path)!r} is not TOML: {error}") from None
+    top = Section(path, "", plain)
+    budget = _budget(top.section("budget"))
+    over_mqtt = "socket" not in plain
+    if not over_mqtt and "broker" in plain:
+        top.refuse("socket", "does not go with broker: orders come over one of them")
+    policy = Policy(
+        device=top.checked("device", identity),
+        data=_data(top.section("data"), path.parent),
+        budget=budget,
+        prices=_prices(top.section("prices")),
+        public=_public(top.section("public", optional=True), budget),
+        orders=_orders(top.section("orders")),
+        ledger=_ledger(top.section("ledger", optional=True), path.parent),
+        broker=_broker(top.section("broker"), path.parent) if over_mqtt else None,
+        socket=None if over_mqtt else _socket(top.section("socket"), path.parent),
+    )
+    top.finish()
+    return policy
+
+
+def _data(section: Section, folder: Path) -> DataPolicy:
+    file = section.path("file", folder)
+    schema = section.get("schema", kinds=(str, dict), default=None)
+    if file.suffix != ".npz" and schema is None:
+        section.refuse("schema", "is missing: a table needs its public schema")
+    if file.suffix == ".npz" and schema is not None:
+        section.refuse("schema", "does not go with .npz, whose rows are encoded")
+    found = DataPolicy(
+        file=file,
+        schema=folder / schema if isinstance(schema, str) else schema,
+        label=section.get("label", kinds=(str,), default=None),
+        loss=section.choice("loss", tuple(LOSSES), default="logistic"),
+        classes=section.whole("classes", least=2, default=2),
+        lineage=section.checked("lineage", text, default=file.name),
+    )
+    section.finish()
+    return found
+
+
+def _budget(section: Section) -> BudgetPolicy:
+    found = BudgetPolicy(
+        epsilon=section.number("epsilon", above=0, most=MOST_DECLARED),
+        delta=section.number("delta", least=1e-100, most=MOST_DELTA),
+        cost=section.number("cost", above=0, most=MOST_DECLARED),
+        accountant=section.choice("accountant", _ACCOUNTANTS, default="gdp"),
+    )
+    section.finish()
+    return found
+
+
+def _prices(section: Section) -> PricePolicy:
+    found = PricePolicy(
+        communication=section.number("communication", least=0, most=MOST_DECLARED),
+        computation=section.number("computation", least=0, most=MOST_DECLARED),
+    )
+    if found.communication == found.computation == 0:
+        section.refuse("communication", "and computation are both 0: one must cost")
+    section.finish()
+    return found
+
+
+def _public(section: Section, budget: BudgetPolicy) -> PublicPolicy:
+    found = PublicPolicy(
+        epsilon=section.number(
+            "epsilon", above=0, most=budget.epsilon, default=budget.epsilon
+        ),
+        cost=section.number("cost", above=0, most=budget.cost, default=budget.cost),
+        info=section.checked("info", text, default=""),
+    )
+    section.finish()
+    return found
+
+
+def _orders(section: Section) -> OrderPolicy:
+    trusted = section.texts("trusted")
+    for key in trusted:
+        try:
+            read_public_key(key)
+        except InvalidInputError as error:
+            section.refuse("trusted", f"is wrong: {error}")
+    found = OrderPolicy(
+        trusted=trusted,
+        runs=section.texts("runs", default=["*"]),
+        # Noise below one sample's share of a mean gradient hides it poorly.
+        least_noise_multiplier=section.number(
+            "least_noise_multiplier", above=0, most=MOST_DECLARED, default=1.0
+        ),
+        most_tau=section.whole("most_tau", default=1000),
+        most_rounds=section.whole("most_rounds", default=10_000),
+        most_learning_rate=section.number("most_learning_rate", above=0, default=100.0),
+        most_l2=section.number("most_l2", least=0, default=1.0),
+    )
+    section.finish()
+    return found
+
+
+def _ledger(section: Section, folder: Path) -> Path:
+    found = section.path("file", folder, default="ledger.sqlite")
+    section.finish()
+    return found
+
+
+def _socket(section: Section, folder: Path) -> Path:
+    found = section.path("file", folder)
+    section.finish()
+    return found
+
+
+def _broker(section: Section, folder: Path) -> BrokerPolicy:
+    names = ("ca", "certificate", "key")
+    files = {
+        name: section.path(name, folder) if name in section.plain else None
+        for name in names
+    }
+    if len({file is None for file in files.values()}) > 1:
+        lacking = next(name for name in names if files[name] is None)
+        section.refuse(lacking, "is missing: TLS needs ca, certificate and key")
+    host = section.get("host", kinds=(str,))
+    if files["ca"] is None and host not in ("localhost", "127.0.0.1", "::1"):
+        section.refuse("ca", "is missing: only a broker on this machine goes without")
+    port = section.whole("port", default=8883, most=65535)
+    section.finish()
+    return BrokerPolicy(host=host, port=port, **files)

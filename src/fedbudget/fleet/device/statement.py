@@ -1,0 +1,136 @@
+"""A ledger's statement for its owner: checked, then added up."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbudget.budget import Budget
+from fedbudget.errors import LedgerError
+from fedbudget.fleet.device.hash_chain import (
+    Entry,
+    anchor_path,
+    check_anchor,
+    check_chain,
+    open_to_read,
+)
+from fedbudget.fleet.device.ledger_file import charge_of
+from fedbudget.fleet.wire.messages import RunOffer
+from fedbudget.ledger import Ledger
+
+
+@dataclass(kw_only=True)
+class RunStatement:
+    """What one run has cost."""
+
+    run: str  # its identity, in hex
+    name: str
+    rounds: int  # of the offer
+    charged: int = 0  # rounds
+    answered: int = 0  # rounds whose answer was sent
+    steps: int = 0
+    mu: float = 0.0
+    cost: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Statement:
+    """What a ledger says."""
+
+    lineage: str
+    epsilon: float  # spent, at the budget's delta, by the budget's accountant
+    epsilon_budget: float
+    delta: float
+    accountant: str
+    mu: float  # spent, as Gaussian DP
+    rho: float  # spent, as zCDP
+    cost: float  # spent
+    cost_budget: float
+    rows: int | None  # of the data set, when it was last read
+    data_changes: list[str]  # first, grown, changed
+    entries: int
+    head: str  # digest of the last entry
+    runs: list[RunStatement] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def read_statement(path: str | Path) -> Statement:
+    """Check a ledger, and return what it says; nothing is changed.
+
+    Raises:
+        LedgerError: It is not there, or was tampered with.
+    """
+    entries = verified(Path(path))
+    bodies = {entry.kind: entry.body for entry in entries}  # the last of each kind
+    if "open" not in bodies or "budget" not in bodies:
+        raise LedgerError(f"ledger {str(path)!r} is empty: no device has used it yet")
+    limits = bodies["budget"]
+    budget = Budget(
+        epsilon=limits["epsilon"], delta=limits["delta"], cost=limits["cost"]
+    )
+    ledger = Ledger(budget, num_devices=1, accountant=limits["accountant"])
+    rho = 0.0
+    for entry in entries:
+        if entry.kind == "charge":
+            ledger.count(charge_of(entry))
+            rho += entry.body["rho"]
+    data = [entry.body for entry in entries if entry.kind == "data"]
+    return Statement(
+        lineage=bodies["open"]["lineage"],
+        epsilon=float(ledger.epsilon[0]),
+        epsilon_budget=limits["epsilon"],
+        delta=limits["delta"],
+        accountant=limits["accountant"],
+        mu=float(np.sqrt(2 * rho)),
+        rho=rho,
+        cost=float(ledger.cost[0]),
+        cost_budget=limits["cost"],
+        rows=data[-1]["rows"] if data else None,
+        data_changes=[body["continues"] for body in data],
+        entries=len(entries),
+        head=entries[-1].digest.hex(),
+        runs=_runs(entries),
+    )
+
+
+def verified(path: Path) -> list[Entry]:
+    """Return the entries of a ledger that is whole."""
+    # The anchor first: a guard that writes meanwhile makes the chain longer, which is
+    # fine, and would make the anchor newer than the chain.
+    try:
+        anchor = anchor_path(path).read_bytes()
+    except FileNotFoundError:
+        anchor = b""
+    except OSError as error:
+        raise LedgerError(f"{error.filename!r} cannot be read: {error}") from None
+    database = open_to_read(path)
+    try:
+        entries = check_chain(database)
+    finally:
+        database.close()
+    check_anchor(anchor, entries)
+    return entries
+
+
+def _runs(entries: list[Entry]) -> list[RunStatement]:
+    runs: dict[bytes, RunStatement] = {}
+    for entry in entries:
+        body = entry.body
+        if entry.kind == "run":
+            offer = RunOffer.from_bytes(bytes.fromhex(body["offer"]))
+            runs[entry.run] = RunStatement(
+                run=entry.run.hex(), name=offer.name, rounds=offer.rounds
+            )
+        elif entry.kind == "charge":
+            run = runs[entry.run]
+            run.charged += 1
+            run.steps += body["steps"]
+            run.mu = float(np.hypot(run.mu, np.sqrt(body["mu_squared"])))
+            run.cost += body["cost"]
+        elif entry.kind == "answer":
+            runs[entry.run].answered += 1
+    return list(runs.values())

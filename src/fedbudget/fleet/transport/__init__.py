@@ -1,0 +1,1 @@
+"""How messages travel: MQTT over mutual TLS, and an embedded broker."""

@@ -1,0 +1,119 @@
+"""A broker inside Python (amqtt), for demonstrations and tests: nothing to install.
+
+It demands a certificate of the fleet from everyone, and lets a device publish only as
+itself and read only orders. It keeps no state on disk; a fleet that has to last runs
+mosquitto or RabbitMQ (`deploy/`) under the same rules.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from fedbudget.checks import whole
+from fedbudget.errors import MessageError, MissingExtraError, TrainingError
+from fedbudget.fleet.transport.certificates import COORDINATOR, Identity
+from fedbudget.fleet.wire import topics
+
+_log = logging.getLogger(__name__)
+
+# What a device may write under its own name, and what it may read.
+_WRITES = ("declare", "status", "reply")
+_COORDINATOR_WRITES = ("offer", "order", "declare", "status")  # the last two to clear
+
+
+def may_publish(name: str, topic: str) -> bool:
+    """Return whether the holder of a certificate may publish to a topic.
+
+    >>> may_publish("oven", "fedbudget/1/reply/oven")
+    True
+    >>> may_publish("oven", "fedbudget/1/reply/fridge")
+    False
+    """
+    try:
+        kind, owner = topics.parse(topic)
+    except MessageError:
+        return False
+    if name == COORDINATOR:
+        return kind in _COORDINATOR_WRITES
+    return owner == name and kind in _WRITES
+
+
+def may_read(name: str, topic: str) -> bool:
+    """Return whether the holder of a certificate may read or subscribe to a topic.
+
+    >>> may_read("oven", "fedbudget/1/order/#"), may_read("oven", "fedbudget/1/#")
+    (True, False)
+    """
+    try:
+        kind, owner = topics.parse(topic)
+    except MessageError:
+        return False
+    if name == COORDINATOR:
+        return True
+    return kind == "order" or (kind == "offer" and owner == name)
+
+
+def run_broker(
+    identity: Identity,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8883,
+    on_ready: Callable[[], None] | None = None,
+) -> None:
+    """Serve until the process is told to stop (SIGINT or SIGTERM).
+
+    Raises:
+        TrainingError: It cannot listen there.
+    """
+    whole("port", port, most=65535)
+    asyncio.run(_serve(identity, f"{host}:{port}", on_ready))
+
+
+async def _serve(
+    identity: Identity, bind: str, on_ready: Callable[[], None] | None
+) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    broker = _new_broker(identity, bind)
+    await _start(broker, bind)
+    if on_ready is not None:
+        on_ready()
+    await stop.wait()
+    await broker.shutdown()
+
+
+async def _start(broker: Any, bind: str) -> None:
+    from amqtt.errors import BrokerError
+
+    try:
+        await broker.start()
+    except BrokerError as error:
+        raise TrainingError(
+            f"the broker cannot listen on {bind} ({error}): choose another --port"
+        ) from None
+
+
+def _new_broker(identity: Identity, bind: str) -> Any:
+    try:
+        from fedbudget.fleet.transport import amqtt_rules
+    except ImportError:
+        raise MissingExtraError("the embedded broker", "amqtt", "fleet") from None
+    logging.getLogger("amqtt").setLevel(logging.ERROR)
+    logging.getLogger("transitions").setLevel(logging.ERROR)
+    listener = {
+        "type": "tcp",
+        "bind": bind,
+        "ssl": True,
+        "cafile": str(identity.ca),
+        "certfile": str(identity.certificate),
+        "keyfile": str(identity.key),
+    }
+    plugins: dict[str, dict[str, object]] = {
+        f"{amqtt_rules.__name__}.{name}": {} for name in amqtt_rules.PLUGINS
+    }
+    return amqtt_rules.FleetBroker(
+        {"listeners": {"default": listener}, "plugins": plugins}
+    )

@@ -1,0 +1,300 @@
+"""A connection to an MQTT 3.1.1 broker that outlives broken networks and brokers.
+
+Both sides of a fleet use it. It keeps a persistent session, subscribes again whenever
+it is connected (a broker may have lost its state), sends with QoS 1, and acknowledges a
+message only once its receiver says that it is done with it: what a killed process had
+not finished is delivered again.
+"""
+
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from fedbudget.checks import whole
+from fedbudget.errors import InvalidInputError
+from fedbudget.fleet.transport.certificates import Identity
+from fedbudget.fleet.transport.channel import Message
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
+    from paho.mqtt.properties import Properties
+    from paho.mqtt.reasoncodes import ReasonCode
+
+_log = logging.getLogger(__name__)
+
+_KEEP_ALIVE = 30  # seconds; a broker sends the last will after 1.5 times this
+_SETTLING = 0.3  # seconds in which a broker delivers what it has kept for us
+_QOS = 1  # at least once: what comes twice is recognised by its round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broker:
+    """Where a broker is, and who we are to it.
+
+    A cluster's nodes are listed with commas, such as ``one,two:8884``: if one is gone,
+    the next is tried.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8883  # of hosts that come without one
+    identity: Identity | None = None  # none: no TLS, for loopback and tests only
+
+    def __post_init__(self) -> None:
+        whole("port", self.port, least=1, most=65535)
+        self.nodes  # noqa: B018  # it checks them
+
+    @property
+    def nodes(self) -> tuple[tuple[str, int], ...]:
+        """Every host with its port.
+
+        >>> Broker(host="one,two:8884").nodes
+        (('one', 8883), ('two', 8884))
+        """
+        return tuple(_node(text, self.port) for text in self.host.split(","))
+
+
+class Connection:
+    """One client of a broker, under one name.
+
+    Args:
+        broker: Where to connect.
+        name: Client identifier; with certificates, their common name.
+        topics: What to subscribe to, at every connection.
+        will: Topic and payload that the broker publishes, retained, if we die.
+        inbox: Where messages go; several connections may share one.
+        newest_only: Pass over messages to which a newer one on the same topic is there:
+            a device that slept through orders carries out the last one only.
+        on_connect: Called at every connection, before any message comes in; it may
+            publish, and must not wait.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        name: str,
+        topics: Sequence[str],
+        will: tuple[str, bytes] | None = None,
+        inbox: "SimpleQueue[Message] | None" = None,
+        newest_only: bool = False,
+        on_connect: Callable[[], None] | None = None,
+    ) -> None:
+        self.broker, self.name = broker, name
+        self.inbox: SimpleQueue[Message] = SimpleQueue() if inbox is None else inbox
+        self._topics, self._on_connect = tuple(topics), on_connect
+        self._newest_only, self._settled_at = newest_only, 0.0
+        self._waiting: dict[str, Message] = {}  # by topic
+        self._connected = threading.Event()
+        self._nodes = deque(broker.nodes)  # the first one is in use
+        self.kept: dict[str, bytes] = {}  # retained, to be published again
+        self._last_problem, self._stopping = "", False
+        self._client = self._new_client(will)
+
+    def start(self) -> "Connection":
+        """Connect in the background, and again whenever the connection is lost."""
+        self._client.connect_async(*self._nodes[0], keepalive=_KEEP_ALIVE)
+        self._client.loop_start()
+        return self
+
+    def stop(self) -> None:
+        """Disconnect; the broker keeps the session and does not send the will."""
+        self._stopping = True
+        client = self._client
+        client.disconnect()
+        client.loop_stop()
+        # It closes its last sockets when nothing refers to it any more.
+        client.on_connect = client.on_connect_fail = client.on_disconnect = None
+        client.on_message = client.on_socket_open = None
+
+    def __enter__(self) -> "Connection":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._connected.is_set()
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody may be heard, in words; empty if all is well."""
+        where = " or ".join(f"{host}:{port}" for host, port in self.broker.nodes)
+        return "" if self.connected else f"no broker at {where}"
+
+    def wait_connected(self, seconds: float) -> bool:
+        """Wait for a connection, and return whether there is one."""
+        return self._connected.wait(seconds)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Send at least once, now or when there is a connection again."""
+        self._client.publish(topic, payload, qos=_QOS, retain=retain)
+
+    def keep(self, topic: str, payload: bytes) -> None:
+        """Publish a retained message, and again whenever the broker may lack it."""
+        self.kept[topic] = payload
+        self.publish(topic, payload, retain=True)
+
+    def withdraw(self, topic: str) -> None:
+        """Take a retained message back."""
+        self.kept.pop(topic, None)
+        self.publish(topic, b"", retain=True)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until the broker has taken over all that was published."""
+        waiting = threading.Event()
+        for _ in range(max(1, int(seconds / 0.01))):
+            if not self._client._out_messages:  # paho counts them nowhere else
+                return True
+            waiting.wait(0.01)
+        return False
+
+    def receive(self, seconds: float | None = None) -> Message | None:
+        """Return the next message, or none if there is none in time."""
+        try:
+            if not self._waiting:
+                message = self.inbox.get(block=seconds != 0, timeout=seconds)
+                if not self._newest_only:
+                    return message
+                self._waiting[message.topic] = message
+                # What a broker has kept for us comes in the first moments.
+                time.sleep(max(0.0, self._settled_at - time.monotonic()))
+            while not self.inbox.empty():
+                newer = self.inbox.get()
+                older = self._waiting.pop(newer.topic, None)
+                if older is not None:
+                    self.acknowledge(older)
+                self._waiting[newer.topic] = newer
+        except Empty:
+            return None
+        return self._waiting.pop(next(iter(self._waiting)))
+
+    def acknowledge(self, message: Message) -> None:
+        """Tell the broker that a message need not be delivered again."""
+        if message.handle:
+            self._client.ack(message.handle, _QOS)
+
+    def _new_client(self, will: tuple[str, bytes] | None) -> "Client":
+        # Only now: a device has read its rows by then, and what reading has left free
+        # takes this in. It saves a megabyte.
+        from paho.mqtt.client import Client, MQTTv311
+        from paho.mqtt.enums import CallbackAPIVersion
+
+        client = Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=self.name,
+            clean_session=False,
+            protocol=MQTTv311,
+            manual_ack=True,
+        )
+        client.reconnect_delay_set(min_delay=1, max_delay=8)
+        client.max_queued_messages_set(0)  # without limit: nothing is dropped quietly
+        client.max_inflight_messages_set(1000)
+        if self.broker.identity is not None:
+            client.tls_set_context(_tls(self.broker.identity))
+        if will is not None:
+            client.will_set(will[0], will[1], qos=_QOS, retain=True)
+        client.on_socket_open = _send_at_once
+        client.on_connect = self._connect
+        client.on_connect_fail = self._connect_fail
+        client.on_disconnect = self._disconnect
+        client.on_message = self._message
+        return client
+
+    def _connect(
+        self,
+        client: "Client",
+        userdata: object,
+        flags: "ConnectFlags",
+        reason: "ReasonCode",
+        properties: "Properties | None",
+    ) -> None:
+        if reason.is_failure:
+            self._problem(f"the broker refuses us: {reason}")
+            return
+        self._last_problem = ""
+        self._settled_at = time.monotonic() + _SETTLING
+        _log.info("%s is connected to %s", self.name, self._where)
+        if self._topics:
+            client.subscribe([(topic, _QOS) for topic in self._topics])
+        for topic, payload in list(self.kept.items()):
+            client.publish(topic, payload, qos=_QOS, retain=True)
+        if self._on_connect is not None:
+            self._on_connect()
+        self._connected.set()
+
+    def _connect_fail(self, client: "Client", userdata: object) -> None:
+        self._problem("no connection; trying on")
+        if len(self._nodes) > 1:
+            self._nodes.rotate(-1)
+            client.connect_async(*self._nodes[0], keepalive=_KEEP_ALIVE)
+
+    def _disconnect(self, client: "Client", userdata: object, *told: Any) -> None:
+        self._connected.clear()
+        if not self._stopping:
+            self._problem("connection lost; connecting again")
+
+    def _message(
+        self, client: "Client", userdata: object, message: "MQTTMessage"
+    ) -> None:
+        handle = message.mid if message.qos else 0
+        self.inbox.put(
+            Message(
+                topic=message.topic,
+                payload=bytes(message.payload),
+                receiver=self.name,
+                handle=handle,
+            )
+        )
+
+    def _problem(self, text: str) -> None:
+        """Log a trouble once, not every second that it lasts."""
+        if text != self._last_problem:
+            _log.warning("%s, broker %s: %s", self.name, self._where, text)
+        self._last_problem = text
+
+    @property
+    def _where(self) -> str:
+        return f"{self._nodes[0][0]}:{self._nodes[0][1]}"
+
+
+def _node(text: str, port: int) -> tuple[str, int]:
+    """Read a host, with or without its port; IPv6 addresses have many colons."""
+    host, colon, number = text.strip().rpartition(":")
+    if not host and not number:
+        raise InvalidInputError(f"host {text!r} is empty: name the broker's machine")
+    if not colon or (":" in host and not host.endswith("]")):
+        return text.strip().strip("[]"), port
+    if not number.isdecimal():
+        raise InvalidInputError(
+            f"host {text!r} has no port that is a number: correct it"
+        )
+    return host.strip("[]"), whole("port", int(number), least=1, most=65535)
+
+
+def _send_at_once(client: "Client", userdata: object, channel: Any) -> None:
+    """Send small packets without waiting: an answer would take 40 ms longer."""
+    channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _tls(identity: Identity) -> ssl.SSLContext:
+    """Return mutual TLS: the fleet's own authority, and no other."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_verify_locations(cafile=identity.ca)
+        context.load_cert_chain(identity.certificate, identity.key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidInputError(
+            f"certificate {identity.certificate} cannot be used ({error}): make new "
+            "ones with fedbudget certs"
+        ) from None
+    return context

@@ -1,0 +1,1 @@
+"""What devices and the coordinator send each other, byte by byte."""

@@ -1,0 +1,142 @@
+"""Large messages in pieces: brokers limit what one MQTT message may hold.
+
+A message that fits is sent as it is. Any other is cut into chunks; chunk i of a message
+for topic T goes to T/i, so that a broker can retain all of them. Each chunk has the
+digest of the whole message: chunks of different messages never mix.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedbudget.errors import MessageError
+from fedbudget.fleet.wire.codec import MAX_BYTES, decode
+from fedbudget.fleet.wire.fields import Check, binary, count
+from fedbudget.fleet.wire.messages import Message
+
+DIGEST_BYTES = 16
+# Of one MQTT message. RabbitMQ and mosquitto take far more; cloud brokers 128 KiB.
+CHUNK_BYTES = 96 * 1024
+_OVERHEAD = 128  # of a chunk around its data, at most
+_PENDING = 2  # unfinished messages kept per sender: the newest ones
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk(Message):
+    """One piece of a message."""
+
+    digest: bytes  # of the whole message
+    size: int  # bytes of the whole message
+    total: int  # number of chunks
+    index: int  # from 0
+    data: bytes
+
+    kind: ClassVar[str] = "chunk"
+    checks: ClassVar[Mapping[str, Check]] = {
+        "digest": binary(DIGEST_BYTES, DIGEST_BYTES),
+        "size": count(most=MAX_BYTES),
+        "total": count(least=2, most=1 << 20),
+        "index": count(least=0, most=1 << 20),
+        "data": binary(1, MAX_BYTES),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.index >= self.total:
+            raise MessageError(f"chunk {self.index} of {self.total} cannot be")
+
+
+def split(
+    topic: str, payload: bytes, *, limit: int = CHUNK_BYTES
+) -> list[tuple[str, bytes]]:
+    """Return what to publish, as (topic, payload), for one message.
+
+    >>> [(t, len(p)) for t, p in split("a/order", bytes(10))]
+    [('a/order', 10)]
+    """
+    if len(payload) <= limit:
+        return [(topic, payload)]
+    step = limit - _OVERHEAD
+    if step < 1:
+        raise ValueError(f"limit must be above {_OVERHEAD}, got {limit}")
+    digest = _digest(payload)
+    total = -(-len(payload) // step)
+    return [
+        (
+            f"{topic}/{index}",
+            Chunk(
+                digest=digest,
+                size=len(payload),
+                total=total,
+                index=index,
+                data=payload[index * step : (index + 1) * step],
+            ).to_bytes(),
+        )
+        for index in range(total)
+    ]
+
+
+class Joiner:
+    """Puts chunks together again, within limits on memory.
+
+    Args:
+        max_bytes: Of one message.
+        max_senders: With unfinished messages at a time; the oldest is forgotten.
+    """
+
+    def __init__(self, *, max_bytes: int, max_senders: int = 10_000) -> None:
+        self._max_bytes, self._max_senders = max_bytes, max_senders
+        self._pending: OrderedDict[str, OrderedDict[bytes, dict[int, Chunk]]]
+        self._pending = OrderedDict()
+
+    def add(self, sender: str, payload: bytes) -> bytes | None:
+        """Return a whole message, once it is there.
+
+        Args:
+            sender: Who sent this, or the topic without a chunk's number.
+            payload: A whole message, which is returned as it is, or a chunk.
+
+        Raises:
+            MessageError: It is neither; or it is above the limit; or chunks do not
+                give the message that they promise.
+        """
+        value = decode(payload, limit=self._max_bytes)
+        if not isinstance(value, dict) or value.get("kind") != Chunk.kind:
+            return payload
+        chunk = Chunk.from_value(value)
+        if chunk.size > self._max_bytes:
+            raise MessageError(
+                f"a message of {chunk.size} bytes is above the limit of "
+                f"{self._max_bytes}"
+            )
+        whole = self._pieces(sender, chunk)
+        if whole is None:
+            return None
+        if len(whole) != chunk.size or _digest(whole) != chunk.digest:
+            raise MessageError("chunks do not give the message that they promise")
+        return whole
+
+    def _pieces(self, sender: str, chunk: Chunk) -> bytes | None:
+        messages = self._pending.setdefault(sender, OrderedDict())
+        self._pending.move_to_end(sender)
+        while len(self._pending) > self._max_senders:
+            self._pending.popitem(last=False)
+        pieces = messages.setdefault(chunk.digest, {})
+        messages.move_to_end(chunk.digest)
+        pieces[chunk.index] = chunk
+        while len(messages) > _PENDING:
+            messages.popitem(last=False)
+        held = sum(len(piece.data) for piece in pieces.values())
+        if held > chunk.size or any(p.total != chunk.total for p in pieces.values()):
+            del messages[chunk.digest]
+            raise MessageError("chunks do not give the message that they promise")
+        if len(pieces) < chunk.total:
+            return None
+        del messages[chunk.digest]
+        return b"".join(pieces[index].data for index in range(chunk.total))
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).digest()[:DIGEST_BYTES]

@@ -1,0 +1,287 @@
+"""What devices and the coordinator say to each other, and in which bytes.
+
+    Declaration   device -> coordinator, retained: sizes, prices and budgets that the
+                  owner chose to make public
+    RunOffer      coordinator -> one device, signed, once per run: what it is to do
+    RoundOrder    coordinator -> all devices, signed, retained: the model of a round
+    Reply         device -> coordinator: the new model, or a refusal
+
+A round order carries the model and little else, so that one order serves all devices.
+What differs between devices, and what stays the same in all rounds, is in the offer.
+
+Every message is a canonical CBOR map with its kind and the version of this schema.
+Readers are strict: an unknown key, a wrong type or a number out of range is an error,
+and never guessed at. A key that may be left out can be added within a version: older
+messages stay what they were, and older readers refuse a message that has it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, Self, TypeAlias
+
+import numpy as np
+
+from fedbudget.checks import Array
+from fedbudget.errors import MessageError
+from fedbudget.fleet.wire.codec import MAX_BYTES, decode, encode
+from fedbudget.fleet.wire.fields import (
+    MOST_DECLARED,
+    MOST_DELTA,
+    Check,
+    binary,
+    count,
+    identity,
+    maybe,
+    number,
+    one_of,
+    shown,
+    text,
+)
+from fedbudget.losses import LOSSES
+
+VERSION = 1  # of the schema; a reader refuses any other
+RUN_BYTES = 16  # of a run's random identity
+
+Precision: TypeAlias = Literal["float32", "float64"]
+PRECISIONS: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+}
+
+# Why a device does not answer a round. The words after the code are for people; neither
+# tells how much of a budget is left.
+REFUSALS = (
+    "untrusted",  # not signed by a coordinator that the owner trusts
+    "policy",  # outside what the owner allows
+    "wrong-round",  # not a round of the run, or one that is over
+    "bad-model",  # wrong size, or not finite
+    "privacy-budget",  # would overdraw; there is a budget, its state stays private
+    "cost-budget",
+    "already-charged",  # charged before, but the answer was lost in a crash
+    "data-changed",  # the rows that the run began with are gone
+    "device-trouble",  # a full disk or a broken ledger; nothing was released
+)
+ACCEPTED = "accepted"  # the reply to an offer, as round 0
+ANSWERED = "answered"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """What all messages share; a field that is None is left out of the bytes."""
+
+    kind: ClassVar[str]
+    checks: ClassVar[Mapping[str, Check]]
+
+    def __post_init__(self) -> None:
+        for name, check in self.checks.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+
+    def to_bytes(self) -> bytes:
+        """Return the message as canonical CBOR."""
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
+        held = {name: value for name, value in plain.items() if value is not None}
+        return encode({"kind": self.kind, "v": VERSION, **held})
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, limit: int = MAX_BYTES) -> Self:
+        """Read a message from an untrusted source.
+
+        Raises:
+            MessageError: The bytes are anything but one valid message of this kind.
+        """
+        return cls.from_value(decode(data, limit=limit))
+
+    @classmethod
+    def from_value(cls, value: Any) -> Self:
+        """Read a message from decoded CBOR."""
+        if not isinstance(value, dict):
+            raise MessageError(f"not a message: {type(value).__name__}, not a map")
+        plain = dict(value)
+        version, kind = plain.pop("v", None), plain.pop("kind", None)
+        if type(version) is not int or version != VERSION:
+            raise MessageError(
+                f"version {shown(version)} is not spoken here, only {VERSION}: "
+                "install the same release on both sides"
+            )
+        if kind != cls.kind:
+            raise MessageError(f"kind {shown(kind)} came instead of {cls.kind!r}")
+        unknown = [key for key in plain if key not in cls.checks]
+        if unknown:
+            raise MessageError(f"{cls.kind} has the unknown key {shown(unknown[0])}")
+        if any(given is None for given in plain.values()):
+            raise MessageError(f"{cls.kind} has a key without a value")
+        return cls(**{name: plain.get(name) for name in cls.checks})
+
+
+_LOSS = one_of(*LOSSES)
+_DECLARED = number(least=0, most=MOST_DECLARED)
+_RUN = binary(RUN_BYTES, RUN_BYTES)
+_SHAPE: Mapping[str, Check] = {
+    "num_samples": count(),
+    "dim": count(most=1 << 26),
+    "loss": _LOSS,
+    "num_classes": count(most=1 << 16),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration(Message):
+    """What a device's owner makes public, so that a run can be planned."""
+
+    device: str
+    num_samples: int  # rows that would take part in a run
+    dim: int  # columns of a row
+    loss: str
+    num_classes: int  # as in a plan: 1 unless the loss is softmax
+    epsilon: float  # the owner is willing to spend; not what is left
+    delta: float
+    cost: float
+    communication_price: float  # c1, per round
+    computation_price: float  # c2, per step
+    accountant: str  # by which the device's ledger counts
+    least_noise_multiplier: float  # the owner accepts
+    info: str = ""  # whatever else the owner wants to say
+
+    kind: ClassVar[str] = "declaration"
+    checks: ClassVar[Mapping[str, Check]] = {
+        "device": identity,
+        **_SHAPE,
+        "epsilon": _DECLARED,
+        "delta": number(least=1e-100, most=MOST_DELTA),
+        "cost": _DECLARED,
+        "communication_price": _DECLARED,
+        "computation_price": _DECLARED,
+        "accountant": one_of("gdp", "zcdp"),
+        "least_noise_multiplier": _DECLARED,
+        "info": text,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOffer(Message):
+    """What one device is asked to do in a run; sent once, signed.
+
+    Devices draw full batches, or fixed ones without replacement: their accounts claim
+    no amplification by sampling.
+    """
+
+    run: bytes  # random: names the run for good
+    name: str  # for people, and for the owner's list of runs to join
+    device: str  # the one device that this is for
+    tau: int  # steps in each round
+    rounds: int
+    learning_rate: float
+    sampling: str  # full | fixed
+    num_samples: int  # rows of the device that the plan is for
+    batch_size: int
+    noise_std: float  # per coordinate of a mean gradient
+    loss: str
+    num_classes: int
+    l2: float
+    dim: int
+    precision: Precision  # of the models that are sent
+    # The server's momentum, if devices are to control their drift; see `drift`.
+    drift_momentum: float | None = None
+
+    kind: ClassVar[str] = "offer"
+    checks: ClassVar[Mapping[str, Check]] = {
+        "run": _RUN,
+        "name": text,
+        "device": identity,
+        "tau": count(most=1 << 20),
+        "rounds": count(most=1 << 30),
+        "learning_rate": number(least=0),
+        "sampling": one_of("full", "fixed"),
+        "batch_size": count(),
+        "noise_std": number(least=0),
+        "l2": number(least=0),
+        "precision": one_of(*PRECISIONS),
+        "drift_momentum": maybe(number(least=0, most=1)),
+        **_SHAPE,
+    }
+
+    @property
+    def num_params(self) -> int:
+        """The length of the model."""
+        return self.dim * (self.num_classes if self.loss == "softmax" else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundOrder(Message):
+    """One round for every device that holds an offer of the run; signed."""
+
+    run: bytes
+    round: int  # from 1
+    theta: bytes  # the model to start from, in the offer's precision
+
+    kind: ClassVar[str] = "order"
+    checks: ClassVar[Mapping[str, Check]] = {
+        "run": _RUN,
+        "round": count(most=1 << 30),
+        "theta": binary(4, MAX_BYTES),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply(Message):
+    """A device's answer to an order, or (round 0) to an offer."""
+
+    device: str
+    run: bytes
+    round: int
+    code: str  # "answered", "accepted", or one of REFUSALS
+    theta: bytes | None = None  # in an answer only
+    reason: str | None = None  # of a refusal, for people
+
+    kind: ClassVar[str] = "reply"
+    checks: ClassVar[Mapping[str, Check]] = {
+        "device": identity,
+        "run": _RUN,
+        "round": count(least=0, most=1 << 30),
+        "code": one_of(ANSWERED, ACCEPTED, *REFUSALS),
+        "theta": maybe(binary(4, MAX_BYTES)),
+        "reason": maybe(text),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.theta is not None) != (self.code == ANSWERED):
+            raise MessageError(f"code {self.code!r} has a model, or lacks it")
+        if self.reason is not None and self.code not in REFUSALS:
+            raise MessageError(f"code {self.code!r} does not go with a reason")
+
+    @property
+    def refused(self) -> bool:
+        """Whether the device said no."""
+        return self.code in REFUSALS
+
+
+def theta_to_bytes(theta: Array, precision: str) -> bytes:
+    """Return a model in little-endian bytes.
+
+    Raises:
+        MessageError: A number is not finite, or too large for the precision.
+    """
+    with np.errstate(over="ignore"):
+        converted = np.asarray(theta, dtype=PRECISIONS[precision])
+    if not np.isfinite(converted).all():
+        raise MessageError(f"the model does not fit {precision}: it is not finite")
+    return converted.tobytes()
+
+
+def theta_from_bytes(data: bytes, precision: str, num_params: int) -> Array:
+    """Return a model from untrusted bytes; shape (num_params,), float64.
+
+    Raises:
+        MessageError: It has another length, or a number that is not finite.
+    """
+    kind = PRECISIONS[precision]
+    if len(data) != num_params * kind.itemsize:
+        raise MessageError(
+            f"the model has {len(data)} bytes, not the {num_params * kind.itemsize} of "
+            f"{num_params} parameters in {precision}"
+        )
+    theta = np.frombuffer(data, dtype=kind).astype(np.float64)
+    if not np.isfinite(theta).all():
+        raise MessageError("the model holds a number that is not finite")
+    return theta

@@ -1,0 +1,217 @@
+"""The released model as a value that other programs can take.
+
+It is for rows as `Schema.encode` makes them: in the unit ball, with the constant column
+among them. So no exported model has an intercept of its own.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.checks import Array
+from fedbudget.errors import InvalidInputError, RecordError, needed
+from fedbudget.losses import Loss, Rows, loss_named
+from fedbudget.record import whole_file
+from fedbudget.record_runs import RecordedRun, read_run
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinearModel:
+    """A linear model: what a run releases, and what its rows and classes are called.
+
+    >>> model = LinearModel(theta=np.array([2.0, -1.0]), loss="logistic")
+    >>> model.predict(np.array([[0.5, 0.1], [0.1, 0.5]])).tolist()
+    ['1', '0']
+    """
+
+    theta: Array  # shape (params,)
+    loss: str
+    feature_names: tuple[str, ...] = ()  # of an encoded row; by default 0, 1, ...
+    classes: tuple[str, ...] | None = None  # by default 0, 1, ...; none for huber
+    privacy: str = ""  # what was promised of it, in words
+
+    def __post_init__(self) -> None:
+        theta = np.array(self.theta, dtype=np.float64).reshape(-1)
+        theta.setflags(write=False)
+        object.__setattr__(self, "theta", theta)
+        if not len(theta) or not np.isfinite(theta).all():
+            raise InvalidInputError(
+                f"theta has {len(theta)} entries, or some that are not finite: give "
+                "the model of a run"
+            )
+        if self.classes is None and self.loss != "huber":
+            known = 2 if self.loss != "softmax" else None
+            if known is None:
+                raise InvalidInputError("softmax needs classes: list them")
+            object.__setattr__(self, "classes", tuple(map(str, range(known))))
+        outputs = self.model.num_outputs
+        names = self.feature_names or tuple(map(str, range(len(theta) // outputs)))
+        object.__setattr__(self, "feature_names", names)
+        if len(names) * outputs != len(theta):
+            raise InvalidInputError(
+                f"theta has {len(theta)} entries, not {outputs} for each of "
+                f"{len(names)} columns: name the columns of an encoded row"
+            )
+
+    @property
+    def model(self) -> Loss:
+        """The loss, which says how scores become predictions."""
+        count = len(self.classes) if self.classes is not None else None
+        return loss_named(self.loss, num_classes=count)
+
+    @property
+    def dim(self) -> int:
+        """Columns of a row."""
+        return len(self.feature_names)
+
+    @property
+    def weights(self) -> Array:
+        """One row of coefficients per score; shape (outputs, dim)."""
+        return self.theta.reshape(self.model.num_outputs, -1)
+
+    def predict(self, x: Rows) -> NDArray[Any]:
+        """Return the class, or the value, of each encoded row; shape (n,)."""
+        found = self.model.predictions(self.model.scores(self.theta, x))
+        return found if self.classes is None else np.array(self.classes)[found]
+
+    @classmethod
+    def from_run(cls, path: str | os.PathLike[str]) -> Self:
+        """Return the model of a finished run folder.
+
+        Raises:
+            RecordError: The folder holds no finished run.
+        """
+        run = read_run(path)
+        if run.theta is None:
+            raise RecordError(f"{path} holds a run that is not finished: finish it")
+        classes = run.about.get("classes")
+        if classes is None and run.plan.loss == "softmax":
+            classes = range(run.plan.num_classes)
+        return cls(
+            theta=run.theta,
+            loss=run.plan.loss,
+            feature_names=tuple(run.about.get("feature_names") or ()),
+            classes=None if classes is None else tuple(map(str, classes)),
+            privacy=_stated(run),
+        )
+
+    def to_sklearn(self) -> Any:
+        """Return a fitted scikit-learn model that predicts the same.
+
+        LogisticRegression for logistic and softmax, LinearSVC for hinge, and
+        LinearRegression for huber.
+        """
+        linear_model, svm = _sklearn()
+        kinds = {"hinge": svm.LinearSVC, "huber": linear_model.LinearRegression}
+        found = kinds.get(self.loss, linear_model.LogisticRegression)(
+            fit_intercept=False
+        )
+        weights = self.weights
+        if self.loss == "softmax" and len(weights) == 2:  # it has one score for two
+            weights = weights[1:] - weights[:1]
+        found.coef_ = weights[0].copy() if self.loss == "huber" else weights.copy()
+        found.intercept_ = 0.0 if self.loss == "huber" else np.zeros(len(weights))
+        found.n_features_in_ = self.dim
+        if self.classes is not None:
+            found.classes_ = np.array(self.classes)
+            found.n_iter_ = np.ones(1, dtype=np.int32)
+        return found
+
+    @classmethod
+    def from_sklearn(cls, fitted: Any) -> Self:
+        """Take over a linear model that scikit-learn fitted on encoded rows.
+
+        Raises:
+            InvalidInputError: It is not linear, or has an intercept of its own.
+        """
+        _sklearn()
+        if not hasattr(fitted, "coef_"):
+            raise InvalidInputError(
+                f"a {type(fitted).__name__} without coef_ is no fitted linear model: "
+                "give a LogisticRegression, a LinearSVC or a LinearRegression"
+            )
+        if np.any(np.asarray(fitted.intercept_) != 0):
+            raise InvalidInputError(
+                "the model has an intercept, and encoded rows have a constant column "
+                "of their own: fit it with fit_intercept=False"
+            )
+        classes = getattr(fitted, "classes_", None)
+        weights = np.atleast_2d(np.asarray(fitted.coef_, dtype=np.float64))
+        if classes is None:
+            loss = "huber"
+        elif len(weights) > 1:
+            loss = "softmax"
+        else:
+            loss = "logistic" if hasattr(fitted, "predict_proba") else "hinge"
+        return cls(
+            theta=weights.reshape(-1),
+            loss=loss,
+            feature_names=tuple(map(str, getattr(fitted, "feature_names_in_", ()))),
+            classes=None if classes is None else tuple(map(str, classes)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return {
+            "loss": self.loss,
+            "feature_names": list(self.feature_names),
+            "classes": None if self.classes is None else list(self.classes),
+            "weights": self.weights.tolist(),
+            "privacy": self.privacy,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model; the suffix says how: .onnx, .joblib (scikit-learn), .json.
+
+        Raises:
+            InvalidInputError: The suffix is none of these.
+            RecordError: The file cannot be written.
+        """
+        place = Path(path)
+        writers = {".onnx": _save_onnx, ".joblib": _save_joblib, ".json": _save_json}
+        if place.suffix not in writers:
+            raise InvalidInputError(
+                f"file {str(place)!r} has suffix {place.suffix!r}: use "
+                f"{' or '.join(writers)}"
+            )
+        with whole_file(place, "wb") as file:
+            writers[place.suffix](self, file)
+
+
+def _save_onnx(model: LinearModel, file: IO[bytes]) -> None:
+    from fedbudget.interop.onnx_files import to_onnx
+
+    file.write(to_onnx(model))
+
+
+def _save_joblib(model: LinearModel, file: IO[bytes]) -> None:
+    fitted = model.to_sklearn()
+    import joblib
+
+    joblib.dump(fitted, file)
+
+
+def _save_json(model: LinearModel, file: IO[bytes]) -> None:
+    file.write(json.dumps(model.to_dict(), indent=1).encode() + b"\n")
+
+
+def _sklearn() -> tuple[Any, Any]:
+    with needed("a scikit-learn model", "scikit-learn"):
+        from sklearn import linear_model, svm
+    return linear_model, svm
+
+
+def _stated(run: RecordedRun) -> str:
+    """Return what a run promises, and what not: a model may travel without its run."""
+    stated = str(run.plan.privacy)
+    if "seed" not in run.about or run.plan.accountant == "none":
+        return stated
+    return (
+        f"{stated}; the noise of this simulation follows from seed "
+        f"{run.about['seed']}, and nothing is promised against anyone who knows it"
+    )

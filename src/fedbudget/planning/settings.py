@@ -1,0 +1,299 @@
+"""From what a planner chose to a plan: noise calibrated, costs added, all checked."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.budget import MOST_COST, MOST_EPSILON, Budget, Prices
+from fedbudget.checks import Array, floats, whole, within
+from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
+from fedbudget.planning.affordable import MAX_STEPS, check_one_round, max_rounds
+from fedbudget.planning.leaving import who_is_idle
+from fedbudget.planning.plans import Plan
+from fedbudget.privacy import GDP, Accountant, NoisyGradients
+from fedbudget.privacy.cautions import weak_promises
+from fedbudget.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setting:
+    """Everything a planner is asked with."""
+
+    problem: Problem
+    budget: Budget
+    prices: Prices
+    accountant: Accountant
+    unit_multiplier: Array  # of one step without sampling: see `unit_multiplier`
+    weights: str = "auto"
+    target: str = "uniform"  # of weights that are planned
+    sampled_excess: float = 1.0  # noise of sampled steps over its limit for many
+    batch_size: NDArray[np.int64] | None = None  # given by the user, or planned
+    learning_rate: float | None = None  # given by the user, or planned
+    drift_control: bool = True  # may be planned
+    cyclic: bool = False  # smaller batches than all rows are disjoint, taken in turn
+
+    def sampling(self, batch_size: NDArray[np.int64]) -> str:
+        """Name the way in which batches of this size are drawn."""
+        if np.array_equal(batch_size, self.problem.num_samples):
+            return "full"
+        if self.accountant.name == "pld":
+            return "poisson"
+        # One batch over and over would leave the other rows out, and save nothing.
+        several = bool(np.any(self.problem.num_samples >= 2 * batch_size))
+        return "cyclic" if self.cyclic and several else "fixed"
+
+    def blocks(self, batch_size: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return B: how many disjoint batches are taken in turn; 1 without."""
+        if self.sampling(batch_size) != "cyclic":
+            return np.ones(1, dtype=np.int64)
+        return self.problem.num_samples // batch_size
+
+    def sampling_probability(self, batch_size: NDArray[np.int64]) -> Array:
+        """Return q: below 1 only where batches are Poisson-sampled."""
+        if self.sampling(batch_size) != "poisson":
+            return np.ones(1)
+        return np.asarray(batch_size / self.problem.num_samples)
+
+    def unit_noise(self, batch_size: NDArray[np.int64]) -> Array:
+        """Return each device's noise for one step; K steps take sqrt(K) times that.
+
+        Where B disjoint batches are taken in turn, K stands for the ceil(K / B) laps.
+        For sampled batches this is the limit for many steps, where sampling a share of
+        the rows needs the noise of all of them (Dong, Roth and Su 2022, Cor. 5.4),
+        times `sampled_excess`; the plan's own noise is calibrated in `complete`.
+        """
+        if self.sampling(batch_size) == "poisson":
+            rows, factor = self.problem.num_samples, self.sampled_excess
+        else:
+            rows, factor = batch_size, 1.0
+        return self.unit_multiplier * (factor * self.problem["lipschitz"]) / rows
+
+    def batches(self) -> list[NDArray[np.int64]]:
+        """Return the batch sizes to try, affordable ones only, largest first.
+
+        Smaller ones than all samples are tried only where samples have a price: a
+        quarter of the next larger each, and half of it where batches are cyclic.
+        """
+        if self.batch_size is not None:
+            return [self.batch_size]
+        sizes = self.problem.num_samples
+        priced = bool(np.any(floats(self.prices.computation_per_sample) > 0))
+        halvings = range(0, 11 if priced else 1, 1 if self.cyclic else 2)
+        options = [np.maximum(1, sizes >> times) for times in halvings]
+        found = [
+            option
+            for option in options
+            if max_rounds(self.budget, self.prices, tau=1, batch_size=option) > 0
+        ]
+        if not found:
+            check_one_round(self.budget, self.prices, batch_size=options[-1])
+        return found
+
+    def with_more(self, *, epsilon: float = 0.0, cost: float = 0.0) -> "Setting":
+        """Return the setting with these shares more of the budgets.
+
+        Of cost, at least one more round.
+        """
+        old, prices = self.budget, self.prices
+        batch = self.problem.num_samples if self.batch_size is None else self.batch_size
+        one = prices.run_cost(rounds=1, tau=1, batch_size=batch)
+        added = np.maximum(cost * floats(old.cost), one) if cost > 0 else 0.0
+        budget = Budget(
+            epsilon=np.minimum(floats(old.epsilon) * (1 + epsilon), MOST_EPSILON),
+            delta=old.delta,
+            cost=np.minimum(floats(old.cost) + added, MOST_COST),
+        )
+        multiplier = self.unit_multiplier
+        if epsilon > 0:
+            multiplier = unit_multiplier(self.problem, budget, self.accountant)
+        return replace(self, budget=budget, unit_multiplier=multiplier)
+
+
+def unit_multiplier(problem: Problem, budget: Budget, accountant: Accountant) -> Array:
+    """Return each device's noise multiplier for one step without sampling.
+
+    Raises:
+        InfeasibleBudgetError: A device has no privacy left to spend.
+    """
+    plain = GDP if accountant.name == "pld" else accountant
+    found = plain.noise_multiplier(
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        steps=1,
+        prior_mu=problem.prior_mu,
+    )
+    left = np.isfinite(np.atleast_1d(found))
+    if not left.all():
+        device = int(np.argmax(~left))
+        spent = float(problem.prior_mu[device])
+        raise InfeasibleBudgetError(
+            f"device {device} has no privacy left: measuring constants cost it "
+            f"mu={spent:g}, its whole epsilon: raise the budget or assume the constants"
+            if spent > 0
+            else f"the privacy budget of device {device} is too small for any noise: "
+            "raise epsilon or delta"
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Choice:
+    """What a planner decided; everything else of a plan follows."""
+
+    tau: int
+    rounds: int
+    learning_rate: float
+    momentum: float = 0.0
+    drift_control: bool = False
+    batch_size: NDArray[np.int64]
+    weights: Array
+    predicted_loss: float
+    reasons: tuple[str, ...] = ()
+    last_round: NDArray[np.int64] | None = None  # of each device; None: nobody leaves
+    advice: str = ""  # says when federating is not predicted to pay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worth:
+    """What more of each budget would buy: predicted loss saved per unit."""
+
+    epsilon_price: float
+    cost_price: float
+    binding: tuple[str, ...]
+    reason: str
+
+
+def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) -> Plan:
+    """Calibrate the noise, add up the costs, and check both against the budgets."""
+    problem, prices = setting.problem, setting.prices
+    epsilon, delta, cost = setting.budget.per_device(problem.num_devices)
+    last = choice.rounds if choice.last_round is None else choice.last_round
+    each = np.where(choice.weights > 0, np.minimum(last, choice.rounds), 0)
+    # Noise is for a device's own steps; who is not asked is told what it would be.
+    steps = choice.tau * np.where(each > 0, each, choice.rounds)
+    sampling = setting.sampling(choice.batch_size)
+    if sampling == "poisson":
+        noise_std = setting.accountant.noise_std(
+            lipschitz=problem["lipschitz"],
+            batch_size=choice.batch_size,
+            epsilon=epsilon,
+            delta=delta,
+            steps=steps,
+            sampling_probability=setting.sampling_probability(choice.batch_size),
+            prior_mu=problem.prior_mu,
+        )
+    else:
+        laps = -(-steps // setting.blocks(choice.batch_size))
+        noise_std = setting.unit_noise(choice.batch_size) * np.sqrt(laps)
+    run = NoisyGradients(
+        lipschitz=problem["lipschitz"],
+        batch_size=choice.batch_size,
+        noise_std=noise_std,
+        steps=choice.tau * each,
+        sampling_probability=setting.sampling_probability(choice.batch_size),
+        blocks=setting.blocks(choice.batch_size),
+    )
+    spent = setting.accountant.epsilon(
+        run, delta=delta, prior_mu=problem.prior_mu, at_most=epsilon
+    )
+    run_cost = prices.run_cost(
+        rounds=each, tau=choice.tau, batch_size=choice.batch_size
+    )
+    paid = np.broadcast_to(run_cost, (problem.num_devices,))
+    # Both hold by construction; a plan that overspends must never leave this function.
+    if (spent > epsilon).any() or (paid > cost).any():
+        raise InfeasibleBudgetError(
+            f"the plan tau={choice.tau}, rounds={choice.rounds} would overspend: "
+            f"epsilon {float(spent.max()):g}, cost {float(paid.max()):g}; please report"
+        )
+    return Plan(
+        tau=choice.tau,
+        rounds=choice.rounds,
+        learning_rate=choice.learning_rate,
+        momentum=choice.momentum,
+        drift_control=choice.drift_control,
+        sampling=sampling,
+        num_samples=problem.num_samples,
+        batch_size=choice.batch_size,
+        noise_std=noise_std,
+        weights=choice.weights,
+        epsilon=spent,
+        delta=delta,
+        prior_mu=problem.prior_mu,
+        prior_releases=tuple(sorted(problem.prior_releases)),
+        cost=paid,
+        loss=problem.model.name,
+        num_classes=problem.model.num_outputs,
+        l2=problem.model.l2,
+        dim=problem.dim,
+        lipschitz=problem["lipschitz"],
+        planner=planner,
+        accountant=setting.accountant.name,
+        predicted_loss=choice.predicted_loss,
+        epsilon_price=worth.epsilon_price,
+        cost_price=worth.cost_price,
+        binding=worth.binding,
+        reasons=(
+            *choice.reasons,
+            worth.reason,
+            *who_is_idle(each, choice.rounds),
+            *_cautions(setting, choice),
+            *filter(None, [choice.advice]),
+        ),
+        advice=choice.advice,
+        last_round=choice.last_round,
+    )
+
+
+def sampled_excess(
+    setting: Setting, batch_size: NDArray[np.int64], steps: int
+) -> float:
+    """Return the noise of sampled steps over its limit for many, on a middle device."""
+    device = int(
+        np.argsort(batch_size / setting.problem.num_samples)[len(batch_size) // 2]
+    )
+    epsilon, delta, _ = setting.budget.per_device(setting.problem.num_devices)
+    q = float(setting.sampling_probability(batch_size)[device])
+    prior = float(setting.problem.prior_mu[device])
+    ask = {
+        "epsilon": epsilon[device],
+        "delta": delta[device],
+        "steps": steps,
+        "prior_mu": prior,
+    }
+    real = setting.accountant.noise_multiplier(sampling_probability=q, **ask)
+    return float(real / (q * GDP.noise_multiplier(**ask)))
+
+
+def _cautions(setting: Setting, choice: Choice) -> Iterator[str]:
+    """Say what a reader should know before trusting the plan."""
+    if choice.tau * choice.rounds > 0.9 * MAX_STEPS:
+        yield f"the search ends at {MAX_STEPS} steps: more might be better"
+    problem = setting.problem
+    epsilon, delta, _ = setting.budget.per_device(problem.num_devices)
+    yield from weak_promises(epsilon, delta, problem.num_samples)
+
+
+def check_batch_size(problem: Problem, batch_size: object) -> NDArray[np.int64] | None:
+    """Return one batch size per device, at most its samples, or None."""
+    if batch_size is None:
+        return None
+    sizes = np.atleast_1d(floats(within("batch_size", batch_size, least=1)))  # type: ignore[arg-type]
+    for size in np.unique(sizes):
+        whole("batch_size", float(size))
+    if len(sizes) not in (1, problem.num_devices):
+        raise InvalidInputError(
+            f"batch_size has {len(sizes)} values but there are {problem.num_devices} "
+            "devices: give one number, or one per device"
+        )
+    above = sizes > problem.num_samples
+    if above.any() if len(sizes) > 1 else above.all():
+        device = int(np.argmax(above))
+        sizes = np.broadcast_to(sizes, above.shape)
+        raise InvalidInputError(
+            f"batch_size {sizes[device]:g} of device {device} is above its "
+            f"{problem.num_samples[device]} samples: lower it"
+        )
+    return np.minimum(sizes, problem.num_samples).astype(np.int64)

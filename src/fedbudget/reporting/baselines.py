@@ -1,0 +1,225 @@
+"""What else one could do with the same rows: the answers a run has to be held against.
+
+    constant      the best guess that looks at no feature
+    local_only    every device fits its own rows and sends nothing
+    one_shot      local fits, averaged once; with output perturbation, private
+    centralised   all rows in one place, without noise: what privacy and distance cost
+    centralised_private   all rows in one place, noisy gradients at the same epsilon
+
+Regularisation is chosen with validation rows, never with test rows; private ones are
+planned and choose nothing. Accuracies are read off the devices' rows: not private.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.budget import Budget, Prices
+from fedbudget.checks import Array, choice
+from fedbudget.data import Dataset, Part
+from fedbudget.errors import TrainingError
+from fedbudget.losses import Labels, Loss, Rows
+from fedbudget.planning import plan
+from fedbudget.planning.spectral import Spectrum
+from fedbudget.privacy import GDP
+from fedbudget.simulation.fitting import fit, fit_path, one_thread, smooth
+from fedbudget.simulation.measuring import means, measure_devices
+from fedbudget.simulation.personal import adapt_all, best_constant
+from fedbudget.simulation.sweeping import sweep
+
+# Weights of the L2 term to pick from; falling, so that each fit starts from the last.
+_CENTRAL_STRENGTHS = (1e-3, 1e-4, 1e-5, 1e-6)
+
+# One place that holds all rows pays no upload: it may take as many steps as are of use.
+_CENTRAL_PRICES, _CENTRAL_STEPS = Prices(communication=0, computation=1), 600
+
+# How far from its minimum a perturbed fit may end, as the largest gradient entry.
+_SOLVED = 1e-7
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Baseline:
+    """One way to predict, measured on every device's own rows; not private."""
+
+    name: str
+    epsilon: float | None  # of what leaves a device; None: not private; 0: nothing does
+    theta: Array  # one model for all, shape (params,), or one each, shape (M, params)
+    per_device: dict[str, Array]  # e.g. "test_accuracy"; nan where there are no rows
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Means over the devices that have rows, as `Run.measured` has them."""
+        return means(self.per_device)
+
+
+def constant(data: Dataset, *, loss: str | None = None) -> Baseline:
+    """Return the best constant score, the same on all devices."""
+    ones, model, theta = best_constant(data, _model(data, loss))
+    return _baseline("constant", ones, model, theta, epsilon=None)
+
+
+def local_only(data: Dataset, *, loss: str | None = None) -> Baseline:
+    """Let every device fit its own training rows; nothing is sent.
+
+    Regularised as a personal model is (`devices.personal`), but pulled to zero.
+    """
+    model = _model(data, loss)
+    thetas = np.array([own.theta for own in adapt_all(data, model, None)])
+    return _baseline("local only", data, model, thetas, epsilon=0.0)
+
+
+def centralised(
+    data: Dataset, *, loss: str | None = None, target: str = "size"
+) -> Baseline:
+    """Fit all devices' rows in one place, without any privacy.
+
+    Args:
+        data: The rows of every device.
+        loss: By default the usual one for the labels.
+        target: `size` weighs every row alike, `uniform` every device.
+    """
+    choice("target", target, ("size", "uniform"))
+    model, train = _model(data, loss), data.train
+    weights = np.full(len(train), 1 / len(train))
+    if target == "uniform":
+        weights = np.repeat(1 / (data.num_devices * train.sizes), train.sizes)
+    with one_thread():
+        fits = fit_path(
+            model, train.x, train.y, strengths=_CENTRAL_STRENGTHS, row_weights=weights
+        )
+    theta = fits[-1]
+    if len(data.validation):
+        theta = _best(model, fits, data.validation.x, data.validation.y)
+    return _baseline("centralised", data, model, theta, epsilon=None)
+
+
+def centralised_private(
+    data: Dataset,
+    *,
+    epsilon: float,
+    delta: float = 1e-4,
+    loss: str | None = None,
+    seeds: Sequence[int] = (0,),
+) -> list[Baseline]:
+    """Train on all rows in one place with noisy full-batch gradients; one per seed.
+
+    Planned like any other run, for one device that holds every row.
+    """
+    model = _model(data, loss)
+    pooled = _pooled(data)
+    budget = Budget(epsilon=epsilon, delta=delta, cost=_CENTRAL_STEPS)
+    chosen = plan(pooled.problem(loss=model.name), budget, _CENTRAL_PRICES)
+    found = sweep(pooled, [chosen], seeds=seeds).theta[0]
+    spent = float(chosen.epsilon.max())
+    return [
+        _baseline("centralised, private", data, model, theta, epsilon=spent)
+        for theta in found
+    ]
+
+
+def one_shot(
+    data: Dataset,
+    *,
+    epsilon: float | None = None,
+    delta: float = 1e-4,
+    loss: str | None = None,
+    seed: int = 0,
+) -> Baseline:
+    """Average local fits once, weighed by their rows.
+
+    With an epsilon, every device perturbs its fit: the minimiser of mean loss +
+    (strength / 2) |theta|^2 moves by at most 2 G / (N strength) when one sample is
+    replaced (Chaudhuri, Monteleoni and Sarwate 2011), and Gaussian noise hides that.
+    The strength is planned from public numbers, and is the same on every device.
+    """
+    model, sizes = _model(data, loss), data.num_samples
+    weights = sizes / sizes.sum()
+    if epsilon is None:
+        thetas = local_only(data, loss=loss).theta
+        return _baseline("one shot", data, model, weights @ thetas, epsilon=None)
+    budget = Budget(epsilon=epsilon, delta=delta, cost=1.0)  # of which nothing is spent
+    mu = float(GDP.mu_from_epsilon(budget.epsilon, budget.delta))
+    strength = _planned_strength(data, model, weights, mu)
+    with one_thread():
+        thetas = np.array(
+            [_exact_fit(data, model, strength, m) for m in range(data.num_devices)]
+        )
+    moves = [_sensitivity(model, n, strength, thetas.shape[1]) for n in sizes]
+    noise = np.random.default_rng(seed).standard_normal(thetas.shape)
+    sent = thetas + noise * np.array(moves)[:, None] / mu
+    return _baseline("one shot, private", data, model, weights @ sent, epsilon=epsilon)
+
+
+def _exact_fit(data: Dataset, model: Loss, strength: float, m: int) -> Array:
+    """Return device m's minimiser, as near to it as the noise counts on."""
+    x, y = data.train.device(m)
+    theta = fit(model, x, y, strength=strength, tolerance=_SOLVED)
+    left = smooth(model).gradient(theta, x, y) + strength * theta
+    most = np.sqrt(len(theta)) * _SOLVED
+    if not np.linalg.norm(left) <= most:
+        raise TrainingError(
+            f"the fit of device {m} ends with a gradient of {np.linalg.norm(left):g}, "
+            f"above {most:g}: not exact enough to be perturbed; use another loss"
+        )
+    return theta
+
+
+def _sensitivity(model: Loss, rows: float, strength: float, params: int) -> float:
+    """Return how far a fit may move; what the solver leaves undone counts twice."""
+    undone = 2 * np.sqrt(params) * _SOLVED
+    return float((2 * model.lipschitz / rows + undone) / strength)
+
+
+def _planned_strength(
+    data: Dataset, model: Loss, weights: NDArray[np.float64], mu: float
+) -> float:
+    """Weigh bias against noise in the spectral model; reads no row."""
+    spectrum = Spectrum.of(data.problem(loss=model.name))
+    h, count, gap = spectrum.curvature, spectrum.count, spectrum.gap
+
+    def predicted(strength: float) -> float:
+        noise = np.array(
+            [_sensitivity(model, n, strength, 1) / mu for n in data.num_samples]
+        )
+        bias = np.sum(count * gap * (strength / (h + strength)) ** 2)
+        return float(bias + 0.5 * np.sum(count * h) * np.sum((weights * noise) ** 2))
+
+    return min(map(float, np.geomspace(1e-5, 1, 26)), key=predicted)
+
+
+def _best(model: Loss, fits: Sequence[Array], x: Rows, y: Labels) -> Array:
+    """Return the fit with the lowest loss on these rows."""
+    return min(fits, key=lambda theta: model.value(theta, x, y))
+
+
+def _model(data: Dataset, loss: str | None) -> Loss:
+    return data.problem(loss=loss).model
+
+
+def _pooled(data: Dataset) -> Dataset:
+    """Return the data as if one device held every row."""
+    return replace(
+        data,
+        train=_as_one_device(data.train),
+        validation=_as_one_device(data.validation),
+        test=_as_one_device(data.test),
+        device_names=("all",),
+        dissimilarity="iid",
+    )
+
+
+def _as_one_device(part: Part) -> Part:
+    return Part(x=part.x, y=part.y, offsets=np.array([0, len(part)]))
+
+
+def _baseline(
+    name: str, data: Dataset, model: Loss, theta: Array, *, epsilon: float | None
+) -> Baseline:
+    return Baseline(
+        name=name,
+        epsilon=epsilon,
+        theta=theta,
+        per_device=measure_devices(data, model, theta),
+    )

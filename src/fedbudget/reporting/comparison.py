@@ -1,0 +1,184 @@
+"""What else the same rows could do, computed once and kept in the run folder.
+
+The rows are found again by what the folder says of them; where that fails (a fleet's
+rows are not here), a report comes without a comparison and says why.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbudget.checks import Array
+from fedbudget.data import Dataset, from_table, load
+from fedbudget.errors import (
+    FedbudgetError,
+    InvalidInputError,
+    NotPrivateWarning,
+    RecordError,
+)
+from fedbudget.record import whole_file
+from fedbudget.record_runs import RecordedRun
+from fedbudget.reporting.baselines import centralised, constant, local_only
+from fedbudget.simulation.measuring import measure_devices
+from fedbudget.simulation.personal import adapt_all
+
+FILE = "comparison.json"
+RUN, CONSTANT, LOCAL = "this run", "constant", "local only"
+PERSONAL, CENTRAL = "personal", "centralised"
+_ROUNDING = 1e-9  # of a mean over a device's rows
+_TABLE = ("label", "device", "schema", "partition", "missing")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Comparison:
+    """The run beside its alternatives, on every device's own test rows; not private."""
+
+    metric: str  # test_accuracy or test_loss
+    device_names: tuple[str, ...]
+    per_device: Mapping[str, Array]  # by name; nan for a device without test rows
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger number is the better one."""
+        return self.metric.endswith("accuracy")
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Means over the devices that have test rows."""
+        return {name: float(np.nanmean(v)) for name, v in self.per_device.items()}
+
+    def better_off(self, name: str, than: str) -> tuple[int, int, int]:
+        """Return how many devices do better with one than with another, same, worse."""
+        gain = self.per_device[name] - self.per_device[than]
+        gain = (gain if self.higher_is_better else -gain)[~np.isnan(gain)]
+        same = np.abs(gain) < _ROUNDING
+        better = int(np.sum((gain > 0) & ~same))
+        return better, int(same.sum()), len(gain) - better - int(same.sum())
+
+
+def compare(
+    run: RecordedRun, *, on_part: Callable[[str], None] | None = None
+) -> Comparison:
+    """Return the comparison kept in the folder, or compute and keep it.
+
+    Raises:
+        RecordError: The rows cannot be found again, or are not those of the run.
+    """
+    if (kept := kept_comparison(run)) is not None:
+        return kept
+    if run.theta is None:
+        raise RecordError(f"{run.path} holds a run that is not finished: finish it")
+    data = rows_of(run)
+    if len(data.test) == 0:
+        raise RecordError("no device has test rows: nothing to compare on")
+    model = run.plan.model
+    metric = "test_accuracy" if data.classes is not None else "test_loss"
+
+    theta = run.theta
+
+    def own(thetas: Array) -> Array:
+        return measure_devices(data, model, thetas)[metric]
+
+    parts: dict[str, Callable[[], Array]] = {
+        RUN: lambda: own(theta),
+        PERSONAL: lambda: own(
+            np.array([own.theta for own in adapt_all(data, model, theta)])
+        ),
+        LOCAL: lambda: local_only(data, loss=model.name).per_device[metric],
+        CONSTANT: lambda: constant(data, loss=model.name).per_device[metric],
+        CENTRAL: lambda: centralised(data, loss=model.name).per_device[metric],
+    }
+    found: dict[str, Array] = {}
+    for name, measure in parts.items():
+        if on_part is not None:
+            on_part(name)
+        found[name] = np.asarray(measure(), dtype=np.float64)
+    made = Comparison(metric=metric, device_names=data.device_names, per_device=found)
+    _write(run.path / FILE, made)
+    return made
+
+
+def kept_comparison(run: RecordedRun) -> Comparison | None:
+    """Return the comparison that the folder holds, if it does."""
+    path = run.path / FILE
+    return _read(path) if path.exists() else None
+
+
+def rows_of(run: RecordedRun) -> Dataset:
+    """Return the rows that a recorded run was trained on.
+
+    Raises:
+        RecordError: They cannot be found, or have another shape.
+    """
+    about = run.about
+    if "fleet" in about:
+        raise RecordError("the rows are on the devices of a fleet, and stay there")
+    source = about.get("source")
+    if not isinstance(source, str):
+        raise RecordError("the folder does not say where its rows are")
+    try:
+        with warnings.catch_warnings():  # said when the run was made
+            warnings.simplefilter("ignore", NotPrivateWarning)
+            data = _load(source, about)
+    except (FedbudgetError, OSError) as error:
+        raise RecordError(f"the rows cannot be read again: {error}") from None
+    same = data.dim == run.plan.dim and len(data.num_samples) == run.plan.num_devices
+    if not same or (data.num_samples != run.plan.num_samples).any():
+        raise RecordError(
+            f"{source} no longer holds the rows of this run: its devices or columns "
+            "have changed"
+        )
+    return data
+
+
+def _load(source: str, about: Mapping[str, Any]) -> Dataset:
+    seed = int(about.get("seed", 0))
+    if "split" in about:
+        return load(
+            source,
+            split=about["split"],
+            seed=seed,
+            path=about.get("path"),
+            num_devices=about.get("num_devices"),
+        )
+    if not isinstance(about.get("label"), str):
+        raise InvalidInputError("the folder does not name the label")
+    options: dict[str, Any] = {name: about.get(name) for name in _TABLE}
+    options["missing"] = options["missing"] or "error"
+    return from_table(source, seed=seed, **options)
+
+
+def _write(path: Path, made: Comparison) -> None:
+    plain = {
+        "note": "NOT private: read off the devices' own test rows",
+        "metric": made.metric,
+        "device_names": list(made.device_names),
+        "per_device": {
+            name: [None if np.isnan(x) else x for x in values.tolist()]
+            for name, values in made.per_device.items()
+        },
+    }
+    with whole_file(path) as file:
+        file.write(json.dumps(plain, indent=1))
+
+
+def _read(path: Path) -> Comparison:
+    try:
+        plain = json.loads(path.read_text())
+        return Comparison(
+            metric=plain["metric"],
+            device_names=tuple(plain["device_names"]),
+            per_device={
+                name: np.array([np.nan if x is None else x for x in values])
+                for name, values in plain["per_device"].items()
+            },
+        )
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RecordError(
+            f"{path} is damaged ({error}): remove it, and it is made again"
+        ) from None

@@ -1,0 +1,286 @@
+"""A fleet on this machine: the compiled kernels behind the `Devices` seam."""
+
+from hashlib import sha256
+from typing import Any, cast
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.algorithm import Sampling
+from fedbudget.budget import Budget, Prices
+from fedbudget.checks import Array, number, per_device, whole
+from fedbudget.data import Dataset, Part
+from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.ledger import Bools, Charge, Ledger, Turns
+from fedbudget.losses import Loss
+from fedbudget.planning import Plan
+from fedbudget.simulation.kernels.layouts import PackedRows, pack_rows
+from fedbudget.simulation.kernels.round_plan import RoundPlan
+from fedbudget.simulation.kernels.runs import no_shifts, run_rounds
+from fedbudget.simulation.measuring import measure
+from fedbudget.simulation.personal import measure_personal
+from fedbudget.training import Order, Replies
+
+
+class SimulatedDevices:
+    """The devices of a data set, with ledgers of their own, in memory.
+
+    Everything is reproducible from the seed, also the noise: nothing is promised
+    against anyone who knows it. Each device charges its ledger before it
+    trains, and refuses what its budget does not allow, whatever the plan says. No noise
+    is drawn twice: where a step is taken again, by a second run or by another way to go
+    on from a first, it takes noise of its own.
+
+    Args:
+        data: The rows of every device.
+        seed: Of the noise, the batches and who answers.
+        budget: What each device allows itself; without one nothing is refused.
+        prices: What a round costs each device; without them, what the plan says.
+        participation: Probability that a device's answer arrives in a round. One that
+            does not has still been charged.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        *,
+        seed: int = 0,
+        budget: Budget | None = None,
+        prices: Prices | None = None,
+        participation: float = 1.0,
+    ) -> None:
+        self.data = data
+        self.participation = number("participation", participation, above=0, most=1)
+        self.seed = whole("seed", seed, least=0, most=2**64 - 1)
+        for name, value in ({} if prices is None else vars(prices)).items():
+            per_device(f"prices.{name}", value, data.num_devices)
+        self._prices = prices
+        self._packed: PackedRows | None = None
+        # One ledger for the life of the devices: a second run adds to what they spent.
+        self.ledger = Ledger(budget, num_devices=data.num_devices)
+        self._noise = 0  # number of the noise in use: see `_noise_seed`
+        self._drawn: dict[int, int] = {}  # of each noise: steps below this are drawn
+        # Rounds that were charged: number of the noise, first step, digest of the plan.
+        self._charged: set[tuple[int, int, bytes]] = set()
+        self._digest: tuple[Plan | None, bytes] = None, b""  # of the plan last seen
+
+    @property
+    def num_devices(self) -> int:
+        """M."""
+        return self.data.num_devices
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What an interrupted run must find again, to go on as if nothing had been.
+
+        `rows` is a checksum of the training rows: not private, as all of a simulation.
+        """
+        train, checksum = self.data.train, 0
+        x = [train.x] if isinstance(train.x, np.ndarray) else _arrays_of(train.x)
+        for array in (*x, train.y, train.offsets):
+            checksum = crc32(np.ascontiguousarray(array).data, checksum)
+        known = {"seed": self.seed, "participation": self.participation}
+        return known | {"rows": f"{checksum:08x}"}
+
+    @property
+    def steps_taken(self) -> int:
+        """Local steps of the longest run so far, with those that it went on from."""
+        return max(self._drawn.values(), default=0)
+
+    def check(self, plan: Plan) -> None:
+        """Raise unless the plan fits the data and keeps the epsilons it promises."""
+        if plan.dim != self.data.dim:
+            raise InvalidInputError(
+                f"the plan is for rows of {plan.dim} columns, the data have "
+                f"{self.data.dim}: plan again for these data"
+            )
+        self.data.check_loss(plan.loss)
+        if plan.loss == "softmax" and plan.num_classes != self.data.num_classes:
+            raise InvalidInputError(
+                f"the plan is for {plan.num_classes} classes, the data have "
+                f"{self.data.num_classes}: plan again for these data"
+            )
+        sizes = self.data.num_samples
+        if (plan.num_samples != sizes).any():
+            m = int(np.argmax(plan.num_samples != sizes))
+            raise InvalidInputError(
+                f"the plan is for {plan.num_samples[m]} training rows on device {m}, "
+                f"which holds {sizes[m]}: plan again for these data"
+            )
+        plan.check_promise()
+        self._rows(plan.model)
+        self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
+
+    def run_round(self, order: Order) -> Replies:
+        """Charge every device that is asked, then run those that can pay."""
+        self._noise = self._noise_of(order)
+        if order.first_step < self._drawn.get(self._noise, 0):
+            self._noise = 1 + max(self._drawn)  # never the same noise a second time
+        asked = order.plan.takes_part(order.number)
+        paid = self._pay(order.plan, order.first_step, asked)
+        answered = paid & self._arrives(order.number)
+        theta, shifts = order.theta, order.state.get("shifts")
+        if answered.any():
+            theta, shifts = self._average(order, answered, shifts)
+        return Replies(
+            theta=theta,
+            state=({} if shifts is None else {"shifts": shifts})
+            | {"noise": np.asarray(self._noise)},
+            answered=answered,
+            epsilon=self.ledger.epsilon_at(order.plan.delta),
+            cost=self.ledger.cost,
+            refused=self._refusals(order, asked & ~paid),
+        )
+
+    def _refusals(self, order: Order, who: Bools) -> dict[int, str]:
+        charge = self._charge(order.plan, order.first_step)
+        affords = self.ledger.affords_cost(charge)
+        words = "the round would overdraw this device's {} budget"
+        return {
+            int(m): words.format("privacy" if affords[m] else "cost")
+            for m in np.flatnonzero(who)
+        }
+
+    def catch_up(self, order: Order) -> None:
+        """Charge the ledgers for the rounds that an interrupted run has done.
+
+        Those that these very devices have done are charged already.
+        """
+        plan, self._noise = order.plan, self._noise_of(order)
+        for done in range(order.number - 1):
+            first_step = order.steps_before + done * plan.tau
+            key = self._noise, first_step, self._digest_of(plan)
+            if key not in self._charged:
+                self._pay(plan, first_step, plan.takes_part(done + 1))
+
+    def measure(self, theta: Array) -> dict[str, float]:
+        """Return loss and accuracy as means over the devices; not private."""
+        if self._packed is None:
+            raise InvalidInputError("nothing to measure yet: check a plan first")
+        return measure(self.data, self._packed.loss, theta)
+
+    def measure_personal(self, theta: Array) -> dict[str, float]:
+        """Let every device adapt a model to its own rows, and measure; not private.
+
+        Beside the personal models stand what devices reach on their own rows alone,
+        with nothing sent, and the best constant guess.
+        """
+        if self._packed is None:
+            raise InvalidInputError("nothing to measure yet: check a plan first")
+        return measure_personal(self.data, self._packed.loss, theta)
+
+    def _rows(self, loss: Loss) -> PackedRows:
+        """Return the rows as the kernels want them, packed once."""
+        if self._packed is None or self._packed.loss != loss:
+            self._packed = packed_rows(self.data.train, loss)
+        return self._packed
+
+    def _noise_of(self, order: Order) -> int:
+        """Return the number of the noise that a run has used so far."""
+        return int(order.state.get("noise", self._noise))
+
+    def _pay(self, plan: Plan, first_step: int, asked: Bools) -> Bools:
+        """Charge a round to who is asked; its noise counts as drawn from now on."""
+        self._charged.add((self._noise, first_step, self._digest_of(plan)))
+        drawn = self._drawn.get(self._noise, 0)
+        self._drawn[self._noise] = max(drawn, first_step + plan.tau)
+        return self.ledger.charge(self._charge(plan, first_step), who=asked)
+
+    def _digest_of(self, plan: Plan) -> bytes:
+        """Return what tells plans apart; of one plan, it is taken once."""
+        if self._digest[0] is not plan:
+            self._digest = plan, _digest(plan)
+        return self._digest[1]
+
+    def _charge(self, plan: Plan, first_step: int) -> Charge:
+        cost = plan.cost / np.maximum(plan.device_rounds, 1)
+        if self._prices is not None:
+            cost = self._prices.run_cost(
+                rounds=1, tau=plan.tau, batch_size=plan.batch_size
+            )
+        turns = None
+        if plan.sampling == "cyclic":
+            turns = Turns(
+                deal=self._noise_seed(),  # the kernels deal by it, too
+                blocks=plan.blocks,
+                batch_size=plan.batch_size,
+                first_step=first_step,
+            )
+        return Charge(
+            steps=plan.tau,
+            noise_multiplier=plan.noise_multiplier,
+            sampling_probability=plan.sampling_probability,
+            turns=turns,
+            cost=cost,
+        )
+
+    def _arrives(self, number: int) -> Bools:
+        """Draw whose answers arrive in a round; the same whenever it is asked."""
+        rng = np.random.default_rng([self.seed, number, 0xA11])
+        return np.asarray(rng.random(self.num_devices) < self.participation)
+
+    def _noise_seed(self) -> int:
+        """Return the seed of the noise in use; the first is the devices' own.
+
+        Two runs with the same noise would give it away: their difference is without.
+        """
+        if self._noise == 0:
+            return self.seed
+        words = np.random.SeedSequence([self.seed, self._noise + 1]).generate_state(2)
+        return int(words[0]) << 32 | int(words[1])
+
+    def _average(
+        self, order: Order, answered: Bools, shifts: NDArray[np.float32] | None
+    ) -> tuple[Array, NDArray[np.float32] | None]:
+        """Return the average, and the shifts of drift control for the next round."""
+        plan, rows = order.plan, self._rows(order.plan.model)
+        # One round of kernels: momentum between rounds is the server's to add.
+        asked = round_plan(plan, np.where(answered, plan.weights, 0.0))
+        if plan.drift_control:
+            shifts = no_shifts(rows, asked) if shifts is None else shifts.copy()
+        models = run_rounds(
+            rows,
+            order.theta,
+            asked,
+            rounds=1,
+            seed=self._noise_seed(),
+            first_step=order.first_step,
+            shifts=shifts,
+        )
+        return np.asarray(models[0]), shifts
+
+
+def _arrays_of(x: Any) -> tuple[NDArray[Any], ...]:
+    return x.data, x.indices, x.indptr
+
+
+def _digest(plan: Plan) -> bytes:
+    """Return a few bytes that differ between plans which differ in anything."""
+    found = sha256()
+    for name, value in vars(plan).items():
+        plain = value if isinstance(value, np.ndarray) else repr(value).encode()
+        found.update(name.encode() + b"=" + bytes(plain))
+    return found.digest()
+
+
+def round_plan(plan: Plan, weights: Array) -> RoundPlan:
+    """Return what the kernels need of a plan."""
+    return RoundPlan(
+        tau=plan.tau,
+        learning_rate=plan.learning_rate,
+        batch_size=plan.batch_size,
+        noise_std=plan.noise_std,
+        weights=weights / weights.sum(),
+        sampling=cast(Sampling, plan.sampling),
+        momentum=plan.momentum,
+        drift_control=plan.drift_control,
+    )
+
+
+def packed_rows(part: Part, loss: Loss) -> PackedRows:
+    """Lay out the training rows of every device for the kernels."""
+    if (part.sizes == 0).any():
+        device = int(np.argmax(part.sizes == 0))
+        raise DataError(f"device {device} has no training rows: leave it out")
+    return pack_rows(part.x, part.y, part.offsets, loss=loss)

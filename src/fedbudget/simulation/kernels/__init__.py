@@ -1,0 +1,1 @@
+"""The compiled kernels: many devices, and many runs, at once."""

@@ -1,0 +1,187 @@
+"""What the compiled steps share: the numbers of a run, memory, batches."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedbudget.simulation.kernels.compiled import compiled_inline
+from fedbudget.simulation.kernels.layouts import aligned_zeros
+from fedbudget.simulation.kernels.random import (
+    BATCHES,
+    DEAL,
+    draw_poisson,
+    draw_subset,
+    restore,
+    stream,
+)
+from fedbudget.simulation.kernels.simd import RUN, add, load, splat, store
+
+LOGISTIC, HINGE, HUBER, SOFTMAX = 0, 1, 2, 3
+FULL, FIXED, POISSON, CYCLIC = 0, 1, 2, 3
+LANE_BLOCK = 64  # rows that the lanes take at a time: their scores stay in L1
+
+
+class Work(NamedTuple):
+    """What devices do in a round, as plain numbers and arrays, for one run.
+
+    L is the number of lanes: 1 here. M is the number of devices.
+    """
+
+    loss: int
+    threshold: Any  # float32: where Huber's loss turns linear
+    sampling: int
+    tau: int
+    dim: int  # columns of a row
+    num_outputs: int  # scores per row: lane l is output l % num_outputs of its plan
+    l2: Any  # float32, shape (L,)
+    learning_rate: Any  # float32, shape (L,)
+    momentum: Any  # float64, shape (L,): of the server's averaged update
+    batch_size: Any  # int64, shape (M, L)
+    noise_std: Any  # float32, shape (M, L)
+    weights: Any  # float64, shape (M, L)
+    takes_part: Any  # bool, shape (M,): some weight is not zero
+    smallest: Any  # int64, shape (M,): the smallest batch of any lane
+    largest: Any  # int64, shape (M,): the largest
+    noisy: Any  # bool, shape (M,): some noise is not zero
+    controlled: bool  # drift control: see `local.next_shift`
+
+
+class LaneWork(Work):
+    """The same for L lanes side by side: L plans, or the outputs of several plans.
+
+    A type of its own: kernels are compiled for one lane and for many.
+    """
+
+
+class Scratch(NamedTuple):
+    """One thread's working memory: no allocation inside loops.
+
+    Buffers over parameters hold L lanes per parameter, and are padded to whole runs.
+    """
+
+    theta: Any  # float32, over parameters
+    gradient: Any  # float32, over parameters
+    noise: Any  # float32, over parameters
+    shift: Any  # float32, over parameters: added to theta in every step
+    order: Any  # uint32, over rows of the largest device: 0, 1, 2, .. between steps
+    picks: Any  # uint32, over rows
+    dealt: Any  # uint32, over rows: in which order cyclic batches take them
+    labels: Any  # float32, over rows of the batch
+    scores: Any  # float32, over rows of the batch: scores, then slopes
+    table: Any  # float32, over one-hot codes: filled from theta before each step
+    sums: Any  # float32, twice over one-hot codes: slopes summed by code
+    factors: Any  # float32, over lanes: see `lanes.step_factors`
+
+
+def new_memory(
+    dim: int, longest: int, lanes: int, table_size: int, num_workers: int
+) -> Scratch:
+    """Return the memory of all threads: `Scratch` with a first axis over workers."""
+    # Dense rows are padded to whole runs; one-hot rows have a spare column past dim.
+    params = (dim + 2 * RUN) // RUN * RUN * lanes
+    entries = (table_size + RUN - 1) // RUN * RUN + RUN
+    places = np.arange(longest + RUN, dtype=np.uint32)
+
+    def zeros(count: int) -> Any:
+        return aligned_zeros((num_workers, -(-count // RUN) * RUN))
+
+    return Scratch(
+        theta=zeros(params),
+        gradient=zeros(params),
+        noise=zeros(params),
+        shift=zeros(params),
+        order=np.tile(places, (num_workers, 1)),
+        picks=np.tile(places, (num_workers, 1)),
+        dealt=np.tile(places, (num_workers, 1)),
+        labels=zeros(longest + RUN),
+        scores=zeros(max(longest, LANE_BLOCK * lanes) + RUN),
+        table=zeros(entries),
+        sums=zeros(2 * entries),
+        factors=zeros(3 * lanes + RUN),
+    )
+
+
+@compiled_inline
+def scratch_of(memory: Any, worker: Any) -> Any:
+    """Return one thread's part of the memory."""
+    return Scratch(
+        memory.theta[worker],
+        memory.gradient[worker],
+        memory.noise[worker],
+        memory.shift[worker],
+        memory.order[worker],
+        memory.picks[worker],
+        memory.dealt[worker],
+        memory.labels[worker],
+        memory.scores[worker],
+        memory.table[worker],
+        memory.sums[worker],
+        memory.factors[worker],
+    )
+
+
+@compiled_inline
+def clear(buffer: Any) -> None:
+    """Set a buffer of whole runs to zero."""
+    nothing = splat(np.float32(0.0))
+    for i in range(0, len(buffer), RUN):
+        store(buffer, i, nothing)
+
+
+@compiled_inline
+def add_shift(theta: Any, shift: Any) -> None:
+    """Add each lane's shift to its theta."""
+    for i in range(0, len(theta), RUN):
+        store(theta, i, add(load(theta, i), load(shift, i)))
+
+
+@compiled_inline
+def gather(source: Any, first: Any, rows: Any, size: Any, out: Any) -> None:
+    """Copy source[first + rows] to out, so that the next loop reads without jumps."""
+    for i in range(size):
+        out[i] = source[np.uint64(first) + rows[i]]
+
+
+@compiled_inline
+def deal_rows(rows: Any, device: Any, seed: Any, work: Any, scratch: Any) -> None:
+    """Deal a device's rows for its cyclic batches: the same in every round of a run.
+
+    It is done again in every round: to keep it, all rows of all runs would need memory.
+    """
+    if work.sampling == CYCLIC:
+        num_samples = rows.offsets[device + 1] - rows.offsets[device]
+        for i in range(num_samples):
+            scratch.dealt[i] = np.uint32(i)
+        state, gamma = stream(seed, device, 0, DEAL)
+        draw_subset(
+            scratch.dealt, scratch.picks, num_samples, num_samples, state, gamma
+        )
+
+
+@compiled_inline
+def draw_batch(
+    rows: Any, device: Any, step: Any, seed: Any, work: Any, scratch: Any
+) -> Any:
+    """Write the rows of a step into scratch.order; return how many, and the divisor."""
+    num_samples = rows.offsets[device + 1] - rows.offsets[device]
+    size = work.largest[device]
+    if work.sampling == FULL or (work.sampling == FIXED and size >= num_samples):
+        return num_samples, num_samples
+    if work.sampling == CYCLIC:
+        first = step % (num_samples // size) * size
+        for i in range(size):
+            scratch.order[i] = scratch.dealt[first + i]
+        return size, size
+    state, gamma = stream(seed, device, step, BATCHES)
+    if work.sampling == POISSON:
+        return draw_poisson(scratch.order, num_samples, size, state, gamma), size
+    draw_subset(scratch.order, scratch.picks, size, num_samples, state, gamma)
+    return size, size
+
+
+@compiled_inline
+def undo_batch(rows: Any, device: Any, drawn: Any, work: Any, scratch: Any) -> None:
+    """Put scratch.order back to 0, 1, 2, .. after a step."""
+    num_samples = rows.offsets[device + 1] - rows.offsets[device]
+    if work.sampling == FIXED and drawn < num_samples:
+        restore(scratch.order, scratch.picks, drawn, num_samples)

@@ -1,0 +1,300 @@
+"""The rows of all devices, laid out for the kernels.
+
+Rows stand device after device; `offsets[m] : offsets[m + 1]` are those of device m.
+Three layouts, chosen by `pack_rows` from what the rows are:
+
+    DenseRows    an array
+    OneHotRows   the same number of non-zeros in every row, all of one value
+    SparseRows   any other compressed sparse rows
+
+One-hot rows are stored as *codes* of one byte or two, four to a word: no value, no
+column index of 4 bytes. A code is a column, or stands for a pair of columns: then the
+kernel fills a table of all pairs' sums before each step and looks up half as often.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.losses import Floats, Labels, Loss, Rows
+
+Single: TypeAlias = NDArray[np.float32]
+Counts: TypeAlias = NDArray[np.int64]
+Words: TypeAlias = NDArray[np.uint32] | NDArray[np.uint64]
+
+RUN = 16  # rows and tables are laid out in runs of this many floats
+MAX_CODES = 1 << 16
+MAX_PAIR_TABLE = 1024  # a larger table of pairs costs more than it saves
+MERGED_BATCH = 64
+
+
+class DenseRows(NamedTuple):
+    """Rows as an array."""
+
+    offsets: Counts  # shape (M + 1,)
+    y: Single  # shape (N,): -1 and 1, or classes, or real targets
+    x: Single  # shape (N * width,): rows padded with zeros to `width` columns
+    width: int
+
+
+class OneHotRows(NamedTuple):
+    """Rows with a fixed number of non-zeros of one value, as codes."""
+
+    offsets: Counts  # shape (M + 1,)
+    y: Single  # shape (N,)
+    words: Words  # shape (N * width,): four codes in each
+    width: int  # words per row
+    value: np.float32
+    pairs: Counts  # shape (num_pairs, 5): see `Pair`; empty if codes are columns
+    table_size: int
+
+
+class SparseRows(NamedTuple):
+    """Compressed sparse rows."""
+
+    offsets: Counts  # shape (M + 1,)
+    y: Single  # shape (N,)
+    starts: Counts  # shape (N + 1,)
+    columns: NDArray[np.int32]
+    values: Single
+
+
+Layout: TypeAlias = DenseRows | OneHotRows | SparseRows
+
+
+class Pair(NamedTuple):
+    """Two groups of columns of which every row has one each, merged into one code.
+
+    The code of (i, j) is offset + i * width + j, for column first + i and second + j.
+    """
+
+    first: int
+    num_first: int
+    second: int
+    num_second: int
+    offset: int
+
+    @property
+    def width(self) -> int:
+        """Columns of the second group, rounded up so that a run of them vectorises."""
+        return -(-self.num_second // RUN) * RUN
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedRows:
+    """The rows of all devices in one of the three layouts, ready for one loss."""
+
+    loss: Loss
+    dim: int
+    rows: Layout
+    merged: OneHotRows | None = None  # the same rows with one-hot columns in pairs
+
+    @property
+    def num_samples(self) -> Counts:
+        """N_m; shape (M,)."""
+        return np.diff(self.rows.offsets)
+
+    @property
+    def num_devices(self) -> int:
+        """M."""
+        return len(self.rows.offsets) - 1
+
+    @property
+    def num_params(self) -> int:
+        """The length of theta."""
+        return self.loss.num_params(self.dim)
+
+    def layout_for(self, batch_size: float) -> Layout:
+        """Return the layout that is fastest for one run with batches of this size."""
+        # Merged columns halve the work per row, at a price per step: it pays from here.
+        if self.merged is not None and batch_size >= MERGED_BATCH:
+            return self.merged
+        return self.rows
+
+
+def pack_rows(x: Rows, y: Labels, offsets: Counts, *, loss: Loss) -> PackedRows:
+    """Lay out the concatenated rows of all devices.
+
+    Args:
+        x: The rows, shape (N, dim).
+        y: The labels, shape (N,): classes 0 .. C-1, or real targets.
+        offsets: Where each device's rows start, and N; shape (M + 1,).
+        loss: The loss they will be trained on.
+
+    Raises:
+        DataError: Rows or labels are not finite, or a label is not a class.
+    """
+    offsets, labels = _checked_offsets(offsets, len(y)), _labels(y, loss)
+    dim = x.shape[1]
+    if isinstance(x, np.ndarray):
+        _check_finite(x)
+        width = -(-dim // RUN) * RUN
+        dense = aligned_zeros((len(labels), width))
+        dense[:, :dim] = x
+        rows = DenseRows(offsets, labels, dense.reshape(-1), width)
+        return PackedRows(loss=loss, dim=dim, rows=rows)
+    _check_finite(x.data)
+    columns = _fixed_columns(x)
+    if columns is not None:
+        value = float(x.data[0])
+        return pack_one_hot(columns, y, offsets, dim=dim, loss=loss, value=value)
+    sparse = SparseRows(
+        offsets,
+        labels,
+        x.indptr.astype(np.int64),
+        x.indices.astype(np.int32),
+        x.data.astype(np.float32),
+    )
+    return PackedRows(loss=loss, dim=dim, rows=sparse)
+
+
+def pack_one_hot(
+    columns: NDArray[np.integer],
+    y: Labels,
+    offsets: Counts,
+    *,
+    dim: int,
+    loss: Loss,
+    value: float | None = None,
+) -> PackedRows:
+    """Lay out one-hot rows by the columns of their non-zeros, shape (N, k).
+
+    Without a `value` rows are scaled to norm 1.
+    """
+    offsets, labels = _checked_offsets(offsets, len(y)), _labels(y, loss)
+    if not (columns.min() >= 0 and columns.max() < dim < MAX_CODES):
+        raise DataError(
+            f"columns must be 0 .. dim - 1 with dim below {MAX_CODES}, got "
+            f"{columns.min()} .. {columns.max()} and dim={dim}"
+        )
+    if value is None:
+        value = columns.shape[1] ** -0.5
+    words, width = _words(columns, spare=dim)
+    no_pairs = np.zeros((0, 5), dtype=np.int64)
+    rows = OneHotRows(
+        offsets, labels, words, width, np.float32(value), no_pairs, dim + 1
+    )
+    merged = None
+    if len(y) >= 2 * MERGED_BATCH * (len(offsets) - 1):
+        merged = _merged(rows, columns)
+    return PackedRows(loss=loss, dim=dim, rows=rows, merged=merged)
+
+
+def _checked_offsets(offsets: Counts, num_rows: int) -> Counts:
+    offsets = np.ascontiguousarray(offsets, dtype=np.int64)
+    if offsets[0] != 0 or offsets[-1] != num_rows or (np.diff(offsets) < 1).any():
+        raise InvalidInputError(
+            f"offsets must grow from 0 to the {num_rows} rows, with a row per device, "
+            f"got {offsets[:3]} .. {offsets[-1]}"
+        )
+    return offsets
+
+
+def _labels(y: Labels, loss: Loss) -> Single:
+    """Return the labels as the kernels want them: signs, classes or targets."""
+    labels = np.asarray(y)
+    if loss.name == "huber":
+        _check_finite(labels)
+        return labels.astype(np.float32)
+    num_classes = max(2, loss.num_outputs)
+    # Millions of rows: no copy to check them, unless they come as floats.
+    whole = labels.dtype.kind in "bui" or bool((labels == np.floor(labels)).all())
+    if not (whole and labels.min() >= 0 and labels.max() < num_classes):
+        raise DataError(
+            f"labels for the {loss.name} loss must be classes 0 .. {num_classes - 1}, "
+            f"got {labels.min()} .. {labels.max()}"
+        )
+    if loss.name == "softmax":
+        return labels.astype(np.float32)
+    return np.where(labels > 0, np.float32(1), np.float32(-1))
+
+
+def aligned_zeros(shape: tuple[int, int]) -> Single:
+    """Return zeros that start on a cache line, so that no run lies on two."""
+    count = shape[0] * shape[1]
+    buffer = np.zeros(count + RUN, dtype=np.float32)
+    start = -(buffer.ctypes.data // buffer.itemsize) % RUN
+    return buffer[start : start + count].reshape(shape)
+
+
+def _check_finite(values: Floats) -> None:
+    if not np.isfinite(values).all():
+        raise DataError("rows hold NaN or infinite values: drop or fill them first")
+
+
+def _fixed_columns(x: Rows) -> NDArray[np.integer] | None:
+    """Return the columns of the non-zeros, shape (N, k), if rows are one-hot."""
+    assert not isinstance(x, np.ndarray)
+    counts = np.diff(x.indptr)
+    k = int(counts[0])
+    if k == 0 or (counts != k).any() or (x.data != x.data[0]).any():
+        return None
+    if x.shape[1] >= MAX_CODES:
+        return None
+    return np.sort(x.indices.reshape(-1, k), axis=1)
+
+
+def _words(codes: NDArray[np.integer], *, spare: int) -> tuple[Words, int]:
+    """Return codes, shape (N, k), four to a word, and the words per row.
+
+    Codes below 256 take a byte each, others two. Free places take the spare code, the
+    largest. Bytes that come as they are wanted are taken as they are: no copy.
+    """
+    code, word = ("u1", "u4") if spare < 256 else ("u2", "u8")
+    width = -(-codes.shape[1] // 4)
+    if codes.shape[1] == 4 * width:
+        whole = np.ascontiguousarray(codes, dtype=code)
+    else:
+        whole = np.full((len(codes), 4 * width), spare, dtype=code)
+        whole[:, : codes.shape[1]] = codes
+    # The first code is in the lowest bits, whatever the machine's order of bytes.
+    words = whole.reshape(-1).view(np.dtype(word).newbyteorder("<"))
+    native: Words = words.astype(word, copy=False)
+    return native, width
+
+
+def _merged(rows: OneHotRows, columns: NDArray[np.integer]) -> OneHotRows | None:
+    """Return the rows with their columns merged in pairs, if a table can hold them."""
+    pairs = _pairs(columns)
+    if not pairs:
+        return None
+    size = pairs[-1].offset + pairs[-1].num_first * pairs[-1].width
+    words, width = _words(_pair_codes(columns, pairs), spare=size)
+    table = np.array(pairs, dtype=np.int64)
+    return rows._replace(words=words, width=width, pairs=table, table_size=size + 1)
+
+
+def _pairs(columns: NDArray[np.integer]) -> list[Pair]:
+    """Pair up the groups of columns, the largest with the smallest; none if too large.
+
+    A group is the range of columns that the j-th non-zero of a row takes; the groups
+    of one-hot encoded categories do not overlap.
+    """
+    low, high = columns.min(axis=0), columns.max(axis=0)
+    k = len(low)
+    if k < 2 or k % 2 or (low[1:] <= high[:-1]).any():
+        return []
+    by_size = np.argsort(high - low, kind="stable")
+    pairs: list[Pair] = []
+    offset = 0
+    for small, large in zip(by_size[: k // 2], by_size[: k // 2 - 1 : -1], strict=True):
+        count = [int(high[g]) - int(low[g]) + 1 for g in (small, large)]
+        pair = Pair(int(low[small]), count[0], int(low[large]), count[1], offset)
+        offset += pair.num_first * pair.width
+        pairs.append(pair)
+    return pairs if offset <= MAX_PAIR_TABLE else []
+
+
+def _pair_codes(columns: NDArray[np.integer], pairs: list[Pair]) -> NDArray[np.integer]:
+    """Return the code of every row's pairs, shape (N, num_pairs)."""
+    low = columns.min(axis=0).tolist()
+    codes = np.empty((len(columns), len(pairs)), dtype=np.uint16)
+    for place, pair in enumerate(pairs):
+        # Columns may come in bytes, which codes would overflow.
+        i = columns[:, low.index(pair.first)].astype(np.uint16) - pair.first
+        j = columns[:, low.index(pair.second)].astype(np.uint16) - pair.second
+        codes[:, place] = pair.offset + i * pair.width + j
+    return codes

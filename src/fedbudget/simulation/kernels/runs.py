@@ -1,0 +1,357 @@
+"""Fast simulation of many devices and of many runs: the compiled local steps.
+
+    run_rounds      one run over many devices, in parallel over devices
+    device_replies  one round, every device's own model
+    sweep_runs      many plans and seeds, in parallel over runs
+
+The steps are those of `local`, and the tests compare them. Random numbers depend on
+(seed, device, step) alone: neither the number of threads nor the order of work changes
+a result. Numba compiles on first use, once per layout of the rows, and keeps the result
+on disk.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.algorithm import SAMPLINGS
+from fedbudget.errors import InvalidInputError
+from fedbudget.losses import Floats, Huber
+from fedbudget.simulation.kernels.layouts import DenseRows, OneHotRows, PackedRows
+from fedbudget.simulation.kernels.round_plan import RoundPlan, check_plan, per_device
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["RoundPlan", "device_replies", "run_rounds", "sweep_runs"]
+
+FloatT = TypeVar("FloatT", bound=np.floating[Any])
+
+_LOSS_CODES = {"logistic": 0, "hinge": 1, "huber": 2, "softmax": 3}
+_PER_RUN = (
+    "l2",
+    "learning_rate",
+    "momentum",
+    "batch_size",
+    "noise_std",
+    "weights",
+    "takes_part",
+    "smallest",
+    "largest",
+    "noisy",
+)
+_LANES = 16
+# Threads wait for each other in every round: a shorter one is faster on one of them.
+_WORTH_THREADS = 0.1e-3  # seconds of a round on one core
+_FEW_PLANS = 3  # up to so many plans run faster one by one than side by side,
+_FEW_FULL, _FEW_DENSE = 6, 12  # or so many where batches are full, or rows dense too
+
+
+def run_rounds(
+    packed: PackedRows,
+    theta: Floats,
+    plan: RoundPlan,
+    *,
+    rounds: int,
+    seed: int,
+    first_step: int = 0,
+    shifts: NDArray[np.float32] | None = None,
+) -> NDArray[np.float64]:
+    """Return the averaged model after each round, shape (rounds, num_params).
+
+    A run that is continued with `first_step` set to the steps already taken, and with
+    the `shifts` that the devices had then, gives the same models as one that was not
+    interrupted. `shifts` (from `no_shifts`) are changed in place.
+    """
+    work = _work([plan], packed)
+    if shifts is None:
+        shifts = no_shifts(packed, plan)
+    layout, memory = _layout(packed, work), _memory(packed, work)
+    start = _to_lanes(theta, packed, work)
+    models = np.zeros((rounds + 1, len(start)))
+    models[0] = start
+    blocks = min(packed.num_devices, _compiled().BLOCKS)
+    partial = np.empty((blocks, len(start)))
+    key = np.uint64(seed), first_step
+    if _num_threads() == 1 or _round_time(packed, plan) < _WORTH_THREADS:
+        run = _compiled().rounds_alone
+    else:
+        run = _compiled().rounds_over_devices
+    run(layout, models, key, work, memory, partial, shifts)
+    return _from_lanes(models[1:], packed, work)[:, 0]
+
+
+def no_shifts(packed: PackedRows, plan: RoundPlan) -> NDArray[np.float32]:
+    """Return the devices' shifts before the first round: one line each, all zero."""
+    lanes = len(_work([plan], packed).learning_rate)
+    lines = packed.num_devices if plan.drift_control else 0
+    return np.zeros((lines, packed.dim * lanes), dtype=np.float32)
+
+
+def device_replies(
+    packed: PackedRows,
+    theta: Floats,
+    plan: RoundPlan,
+    *,
+    seed: int,
+    first_step: int = 0,
+) -> NDArray[np.float32]:
+    """Return every device's own model after one round, shape (M, num_params).
+
+    Here each device adds its own noise to its last step, as a real one does. Lines of
+    devices with weight zero are NaN.
+    """
+    work = _work([plan], packed)
+    layout, memory = _layout(packed, work), _memory(packed, work)
+    start = _to_lanes(theta, packed, work)
+    replies = np.full((packed.num_devices, len(start)), np.nan, dtype=np.float32)
+    key = np.uint64(seed), first_step
+    _in_threads(
+        lambda share: _compiled().some_replies(
+            layout, start, share, key, work, memory, replies
+        )
+    )
+    return _from_lanes(replies, packed, work)[:, 0]
+
+
+def sweep_runs(
+    packed: PackedRows,
+    theta: Floats,
+    plans: Sequence[RoundPlan],
+    *,
+    rounds: Sequence[int],
+    seeds: Sequence[int],
+) -> NDArray[np.float64]:
+    """Return the final models, shape (plans, seeds, num_params).
+
+    Plans share the random numbers of a seed, so that their differences are less noisy
+    than their values; seeds are independent of each other.
+    """
+    finals = np.empty((len(plans), len(seeds), packed.num_params))
+    order = sorted(
+        range(len(plans)), key=lambda p: (_group_key(plans[p], packed), rounds[p])
+    )
+    per_group = max(1, _LANES // packed.loss.num_outputs)
+    for _, members in groupby(order, key=lambda p: _group_key(plans[p], packed)):
+        chosen = list(members)
+        few = _few_plans(packed, plans[chosen[0]])
+        # Full groups side by side; what is left over too, unless it is only a few.
+        over = len(chosen) % per_group
+        cut = len(chosen) - (over if over <= few else 0)
+        for part, size in ((chosen[:cut], per_group), (chosen[cut:], 1)):
+            # The last group may be short: it is filled up with its own last plan.
+            groups = [
+                (part[i : i + size] + [part[-1]] * size)[:size]
+                for i in range(0, len(part), size)
+            ]
+            if not groups:
+                continue
+            models = _run_groups(packed, theta, plans, groups, rounds, seeds)
+            for group, by_seed in zip(groups, models, strict=True):
+                for lane, p in enumerate(group):
+                    finals[p] = by_seed[:, lane]
+    return finals
+
+
+def _few_plans(packed: PackedRows, plan: RoundPlan) -> int:
+    """Return up to how many plans run faster one by one than side by side.
+
+    Plans side by side share the drawing of batches and the look-up of rows; of full
+    batches there is nothing to draw, and dense rows are not looked up either.
+    """
+    if plan.sampling != "full":
+        return _FEW_PLANS
+    return _FEW_DENSE if isinstance(packed.rows, DenseRows) else _FEW_FULL
+
+
+def _run_groups(
+    packed: PackedRows,
+    theta: Floats,
+    plans: Sequence[RoundPlan],
+    groups: list[list[int]],
+    rounds: Sequence[int],
+    seeds: Sequence[int],
+) -> NDArray[np.float64]:
+    """Run groups of plans side by side; shape (groups, seeds, plans, num_params)."""
+    works = [_work([plans[p] for p in group], packed) for group in groups]
+    work, lanes = works[0], len(works[0].learning_rate)
+    outputs = packed.loss.num_outputs
+    lane_rounds = [_spread([rounds[p] for p in g], outputs, lanes) for g in groups]
+    keys = (
+        np.tile(np.asarray(seeds, dtype=np.uint64), len(groups)),
+        np.repeat(np.array(lane_rounds, dtype=np.int64), len(seeds), axis=0),
+    )
+    layout, memory = _layout(packed, work), _memory(packed, work)
+    start = _to_lanes(theta, packed, work)
+    stacked = _stacked(works, len(seeds))
+    models = np.tile(start, (len(keys[0]), 3, 1))
+    finals = np.tile(start, (len(keys[0]), 1))
+    lines = packed.num_devices if work.controlled else 0
+    shifts = np.empty((_num_threads(), lines, len(start)), dtype=np.float32)
+    _in_threads(
+        lambda share: _compiled().some_runs(
+            layout, models, share, keys, stacked, memory, finals, shifts
+        )
+    )
+    by_group = _from_lanes(finals, packed, work)[:, : len(groups[0])]
+    return by_group.reshape(len(groups), len(seeds), len(groups[0]), -1)
+
+
+def _compiled() -> "ModuleType":
+    """Import Numba and what it compiles only now: a real device needs neither."""
+    from fedbudget.simulation.kernels import rounds
+
+    return rounds
+
+
+def _round_time(packed: PackedRows, plan: RoundPlan) -> float:
+    """Estimate the seconds of one round on one core; good to a factor of two."""
+    rows = packed.rows
+    if isinstance(rows, DenseRows):
+        per_row = 0.08e-9 * rows.width
+    elif isinstance(rows, OneHotRows):
+        per_row = 0.4e-9 * 4 * rows.width  # four codes in a word
+    else:
+        per_row = 1e-9 * len(rows.values) / max(1, len(rows.y))
+    sizes = packed.num_samples if plan.sampling == "full" else plan.batch_size
+    batch = float(np.mean(np.asarray(sizes)))
+    step = 0.1e-6 + batch * per_row + 1.5e-9 * packed.num_params
+    return float(packed.num_devices * plan.tau * step)
+
+
+def _num_threads() -> int:
+    import numba
+
+    return int(numba.get_num_threads())
+
+
+def _in_threads(task: Callable[[tuple[int, int]], None]) -> None:
+    """Run task((i, count)) in each of Numba's number of threads."""
+    count = _num_threads()
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(task, (i, count)) for i in range(count)]:
+            done.result()
+
+
+def _group_key(plan: RoundPlan, packed: PackedRows) -> tuple[int, bool, str, bytes]:
+    """Plans with one key may run side by side."""
+    # These batches of different sizes are different sets, not one inside the other.
+    sizes = b""
+    if plan.sampling in ("poisson", "cyclic"):
+        sizes = per_device(plan.batch_size, packed, "batch_size").tobytes()
+    return plan.tau, plan.drift_control, plan.sampling, sizes
+
+
+def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
+    """Return plans that run side by side as the arrays of one `Work`."""
+    from fedbudget.simulation.kernels.arrays import LaneWork, Work
+
+    outputs = packed.loss.num_outputs
+    used = len(plans) * outputs
+    lanes = 1 if used == 1 else -(-used // _LANES) * _LANES
+    for plan in plans:
+        check_plan(plan, packed)
+
+    def columns(name: str) -> Floats:
+        values = [per_device(getattr(plan, name), packed, name) for plan in plans]
+        return _spread(values, outputs, lanes).T
+
+    loss = packed.loss
+    threshold = loss.threshold if isinstance(loss, Huber) else 0.0
+    rates = _spread([plan.learning_rate for plan in plans], outputs, lanes)
+    sizes = columns("batch_size")
+    if plans[0].sampling == "full":
+        sizes = np.repeat(packed.num_samples[:, None], lanes, axis=1)
+    noise_std, weights = columns("noise_std"), columns("weights")
+    return (LaneWork if lanes > 1 else Work)(
+        loss=_LOSS_CODES[loss.name],
+        threshold=np.float32(threshold),
+        sampling=SAMPLINGS.index(plans[0].sampling),
+        tau=plans[0].tau,
+        dim=packed.dim,
+        num_outputs=outputs,
+        l2=np.full(lanes, loss.l2, dtype=np.float32),
+        learning_rate=rates.astype(np.float32),
+        momentum=_spread([plan.momentum for plan in plans], outputs, lanes),
+        batch_size=np.ascontiguousarray(sizes, dtype=np.int64),
+        noise_std=_rounded_up(noise_std),
+        weights=np.ascontiguousarray(weights, dtype=np.float64),
+        takes_part=weights.any(axis=1),
+        smallest=sizes.min(axis=1).astype(np.int64),
+        largest=sizes.max(axis=1).astype(np.int64),
+        noisy=noise_std.any(axis=1),
+        controlled=plans[0].drift_control,
+    )
+
+
+def _rounded_up(noise_std: Floats) -> Floats:
+    """Return noise in single precision, never less than was accounted for."""
+    single = np.ascontiguousarray(noise_std, dtype=np.float32)
+    return np.where(
+        single < noise_std, np.nextafter(single, np.float32(np.inf)), single
+    )
+
+
+def _spread(values: Sequence[Any], outputs: int, lanes: int) -> Floats:
+    """Repeat each plan's value for its outputs; spare lanes take the last plan's."""
+    repeated = np.repeat(np.asarray(values), outputs, axis=0)
+    spare = np.repeat(repeated[-1:], lanes - len(repeated), axis=0)
+    return np.concatenate([repeated, spare])
+
+
+def _layout(packed: PackedRows, work: Any) -> Any:
+    """Return the rows as this work reads them fastest."""
+    if len(work.learning_rate) > 1:
+        return packed.rows  # lanes share each look-up already
+    return packed.layout_for(float(np.mean(work.batch_size)))
+
+
+def _memory(packed: PackedRows, work: Any) -> Any:
+    """Return working memory for every thread."""
+    from fedbudget.simulation.kernels.arrays import new_memory
+
+    table_size = int(getattr(_layout(packed, work), "table_size", 1))
+    longest = int(packed.num_samples.max())
+    lanes = len(work.learning_rate)
+    return new_memory(packed.dim, longest, lanes, table_size, _num_threads())
+
+
+def _to_lanes(theta: Floats, packed: PackedRows, work: Any) -> NDArray[np.float64]:
+    """Return theta in every plan's lanes: parameter i of lane l at i * L + l."""
+    theta = np.asarray(theta)
+    if theta.shape != (packed.num_params,):
+        raise InvalidInputError(
+            f"theta must have shape ({packed.num_params},), got {theta.shape}"
+        )
+    outputs, lanes = packed.loss.num_outputs, len(work.learning_rate)
+    by_output = theta.astype(np.float64).reshape(outputs, packed.dim)
+    repeats = -(-lanes // outputs)
+    start: NDArray[np.float64] = np.tile(by_output, (repeats, 1))[:lanes].T
+    return start.reshape(-1)
+
+
+def _from_lanes(
+    models: NDArray[FloatT], packed: PackedRows, work: Any
+) -> NDArray[FloatT]:
+    """Return the models of all plans in the lanes, shape (n, plans, num_params)."""
+    outputs, lanes = packed.loss.num_outputs, len(work.learning_rate)
+    plans = lanes // outputs
+    split = models.reshape(len(models), packed.dim, lanes)[:, :, : plans * outputs]
+    by_output = split.swapaxes(1, 2)
+    return by_output.reshape(len(models), plans, outputs * packed.dim)
+
+
+def _stacked(works: list[Any], num_seeds: int) -> Any:
+    """Return the works of a sweep as one, with a first axis over groups and seeds."""
+    stacked = {
+        name: np.repeat(
+            np.stack([getattr(work, name) for work in works]), num_seeds, axis=0
+        )
+        for name in _PER_RUN
+    }
+    taus = np.repeat([work.tau for work in works], num_seeds)
+    return works[0]._replace(tau=taus, **stacked)

@@ -1,0 +1,263 @@
+"""The local steps of one device, compiled: one score per row."""
+
+from typing import Any
+
+import numpy as np
+from numba.extending import overload
+
+from fedbudget.simulation.kernels.arrays import (
+    HINGE,
+    LOGISTIC,
+    add_shift,
+    clear,
+    deal_rows,
+    draw_batch,
+    gather,
+    undo_batch,
+)
+from fedbudget.simulation.kernels.compiled import compiled, compiled_inline
+from fedbudget.simulation.kernels.layouts import DenseRows, OneHotRows, SparseRows
+from fedbudget.simulation.kernels.one_hot import (
+    add_by_code,
+    fill_table,
+    look_up,
+    look_up_more,
+    sum_table,
+)
+from fedbudget.simulation.kernels.random import (
+    NOISE,
+    fill_normals,
+    stream,
+)
+from fedbudget.simulation.kernels.simd import (
+    RUN,
+    add,
+    hinge_slopes,
+    huber_slopes,
+    keep_apart,
+    load,
+    logistic_slopes,
+    multiply,
+    multiply_add,
+    prefetch,
+    splat,
+    store,
+    total,
+)
+
+f32 = np.float32
+u64 = np.uint64
+AHEAD = 16  # rows between asking for a dense row and reading it
+
+
+@compiled_inline
+def slopes(
+    loss: Any, threshold: Any, scores: Any, y: Any, start: Any, stop: Any
+) -> None:
+    """Replace scores[start:stop] by d loss / d score, and what fills up the last run.
+
+    A loop over runs: for a short batch, the compiler's own loop takes three times as
+    long, most of it in its preparations and its remainder.
+    """
+    if loss == LOGISTIC:
+        for i in range(start, stop, RUN):
+            store(scores, i, logistic_slopes(load(y, i), load(scores, i)))
+    elif loss == HINGE:
+        for i in range(start, stop, RUN):
+            store(scores, i, hinge_slopes(load(y, i), load(scores, i)))
+    else:
+        limit = splat(threshold)
+        for i in range(start, stop, RUN):
+            store(scores, i, huber_slopes(load(y, i), load(scores, i), limit))
+
+
+def add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
+    """Write the sum of the gradients of a batch into scratch.gradient.
+
+    The batch is scratch.order[:size].
+    """
+    raise NotImplementedError
+
+
+@compiled_inline
+def dense_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
+    """Sum the gradients of dense rows, four rows at a time.
+
+    Four rows share each load of theta, and each load and store of the gradient. Blocks
+    of rows small enough for the cache are read from memory once for both passes.
+    """
+    x, labels, scores = rows.x, scratch.labels, scratch.scores
+    width, first_row, order = rows.width, rows.offsets[device], scratch.order
+    gather(rows.y, first_row, order, size, labels)
+    clear(scratch.gradient)
+    block = max(4, min(32, 8192 // width // 4 * 4))
+    for start in range(0, size, block):
+        stop = min(start + block, size)
+        for b in range(start, stop, 4):
+            here = four_rows(first_row, order, b, stop, width)
+            ahead = four_rows(first_row, order, b + AHEAD, size, width)
+            dense_scores(x, here, ahead, scratch.theta, width, scores, b)
+        slopes(work.loss, work.threshold, scores, labels, start, stop)
+        for b in range(start, stop, 4):
+            here = four_rows(first_row, order, b, stop, width)
+            for i in range(stop, b + 4):
+                scores[i] = f32(0.0)  # rows that fill up the last four count nothing
+            dense_add(x, here, scores, b, scratch.gradient, width)
+
+
+@compiled_inline
+def four_rows(first_row: Any, order: Any, b: Any, stop: Any, width: Any) -> Any:
+    """Return where four rows of the batch start; past its end, the last one's place."""
+    last = stop - 1
+    return (
+        (first_row + np.int64(order[min(b, last)])) * width,
+        (first_row + np.int64(order[min(b + 1, last)])) * width,
+        (first_row + np.int64(order[min(b + 2, last)])) * width,
+        (first_row + np.int64(order[min(b + 3, last)])) * width,
+    )
+
+
+@compiled_inline
+def dense_scores(
+    x: Any, places: Any, ahead: Any, theta: Any, width: Any, scores: Any, b: Any
+) -> None:
+    """Write scores[b : b + 4], of the rows that start at x[places].
+
+    Rows are drawn at random: the processor does not guess the next, but we know it.
+    """
+    p0, p1, p2, p3 = places
+    q0, q1, q2, q3 = ahead
+    s0 = s1 = s2 = s3 = splat(f32(0.0))
+    for i in range(0, width, RUN):
+        t = load(theta, i)
+        prefetch(x, q0 + i)
+        prefetch(x, q1 + i)
+        prefetch(x, q2 + i)
+        prefetch(x, q3 + i)
+        s0 = multiply_add(load(x, p0 + i), t, s0)
+        s1 = multiply_add(load(x, p1 + i), t, s1)
+        s2 = multiply_add(load(x, p2 + i), t, s2)
+        s3 = multiply_add(load(x, p3 + i), t, s3)
+    scores[b] = total(s0)
+    scores[b + 1] = total(s1)
+    scores[b + 2] = total(s2)
+    scores[b + 3] = total(s3)
+
+
+@compiled_inline
+def dense_add(
+    x: Any, places: Any, scores: Any, b: Any, gradient: Any, width: Any
+) -> None:
+    """Add scores[b : b + 4] times the rows that start at x[places] to the gradient."""
+    p0, p1, p2, p3 = places
+    a0, a1 = splat(scores[b]), splat(scores[b + 1])
+    a2, a3 = splat(scores[b + 2]), splat(scores[b + 3])
+    for i in range(0, width, RUN):
+        left = multiply_add(a0, load(x, p0 + i), load(gradient, i))
+        left = multiply_add(a1, load(x, p1 + i), left)
+        right = multiply(a2, load(x, p2 + i))
+        right = multiply_add(a3, load(x, p3 + i), right)
+        store(gradient, i, add(left, right))
+
+
+@compiled_inline
+def one_hot_gradient(
+    rows: Any, device: Any, size: Any, work: Any, scratch: Any
+) -> None:
+    """Sum the gradients of one-hot rows: look up, add, and count by code."""
+    order, scores, sums = scratch.order, scratch.scores, scratch.sums
+    words, width = rows.words[rows.offsets[device] * rows.width :], u64(rows.width)
+    fill_table(rows, scratch.theta, scratch.table)
+    gather(rows.y, rows.offsets[device], order, size, scratch.labels)
+    look_up(words, width, order, size, scratch.table, scores)
+    for w in range(1, rows.width):
+        look_up_more(words[w:], width, order, size, scratch.table, scores)
+    slopes(work.loss, work.threshold, scores, scratch.labels, 0, size)
+    clear(sums)
+    for w in range(rows.width):
+        add_by_code(words[w:], width, order, size, scores, sums)
+    sum_table(rows, sums, scratch.gradient)
+
+
+@compiled_inline
+def sparse_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
+    """Sum the gradients of compressed sparse rows."""
+    theta, gradient, scores = scratch.theta, scratch.gradient, scratch.scores
+    columns, values = rows.columns, rows.values
+    first_row, order = rows.offsets[device], scratch.order
+    gather(rows.y, first_row, order, size, scratch.labels)
+    for b in range(size):
+        row = np.uint64(first_row) + order[b]
+        score = f32(0.0)
+        for k in range(rows.starts[row], rows.starts[row + np.uint64(1)]):
+            score += values[k] * theta[columns[k]]
+        scores[b] = score
+    slopes(work.loss, work.threshold, scores, scratch.labels, 0, size)
+    clear(gradient)
+    for b in range(size):
+        row = np.uint64(first_row) + order[b]
+        slope = scores[b]
+        for k in range(rows.starts[row], rows.starts[row + np.uint64(1)]):
+            gradient[columns[k]] += slope * values[k]
+
+
+@overload(add_gradient, jit_options={"forceinline": True})
+def _add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> Any:
+    """Choose by the layout of the rows, when the caller is compiled."""
+    chosen = {
+        DenseRows: dense_gradient,
+        OneHotRows: one_hot_gradient,
+        SparseRows: sparse_gradient,
+    }[rows.instance_class]
+
+    def call(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
+        chosen(rows, device, size, work, scratch)
+
+    return call
+
+
+@compiled_inline
+def draw_noise(device: Any, step: Any, last: Any, key: Any, work: Any, out: Any) -> Any:
+    """Write the normals of a step before `last`; return their scale, 0 without noise.
+
+    The last step's noise may be left to `add_mean_noise`, drawn once for the mean.
+    """
+    if step < last and work.noisy[device]:
+        state, gamma = stream(key[0], device, step, NOISE)
+        fill_normals(out, work.dim, state, gamma)
+        return work.noise_std[device, 0]
+    return f32(0.0)
+
+
+@compiled_inline
+def move(noise_std: Any, divisor: Any, work: Any, scratch: Any) -> None:
+    """Take the step: theta -= eta (gradient / divisor + noise + l2 theta)."""
+    theta, gradient, noise = scratch.theta, scratch.gradient, scratch.noise
+    eta = work.learning_rate[0]
+    keep = splat(f32(1.0) - eta * work.l2[0])
+    on_gradient, on_noise = splat(-eta / f32(divisor)), splat(-eta * noise_std)
+    for i in range(0, len(theta), RUN):
+        moved = multiply_add(
+            on_gradient, load(gradient, i), multiply(keep, load(theta, i))
+        )
+        store(theta, i, multiply_add(on_noise, load(noise, i), moved))
+    if work.controlled:
+        add_shift(theta, scratch.shift)
+
+
+@compiled
+def single_steps(
+    rows: Any, device: Any, noisy: Any, key: Any, work: Any, scratch: Any
+) -> None:
+    """Take tau steps from scratch.theta in place, the first `noisy` of them with noise.
+
+    The noise is drawn while the processor waits for the batch.
+    """
+    keep_apart()
+    deal_rows(rows, device, key[0], work, scratch)
+    for step in range(key[1], key[1] + work.tau):
+        size, divisor = draw_batch(rows, device, step, key[0], work, scratch)
+        sigma = draw_noise(device, step, key[1] + noisy, key, work, scratch.noise)
+        add_gradient(rows, device, size, work, scratch)
+        undo_batch(rows, device, size, work, scratch)
+        move(sigma, divisor, work, scratch)

@@ -1,0 +1,195 @@
+"""Many plans times many seeds at once: the fast path of the simulator.
+
+In one process by default, on all cores, plans side by side in SIMD lanes. When one
+machine is outgrown, joblib spreads the plans over a Ray or a Dask cluster. A sweep is
+for choosing and comparing: it keeps no ledgers and writes no record.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from fedbudget.algorithm_server import Server
+from fedbudget.checks import Array, choice, whole
+from fedbudget.data import Dataset
+from fedbudget.errors import InvalidInputError, needed
+from fedbudget.losses import Loss
+from fedbudget.planning import Plan
+from fedbudget.simulation.devices import SimulatedDevices, packed_rows, round_plan
+from fedbudget.simulation.kernels.layouts import PackedRows
+from fedbudget.simulation.kernels.runs import no_shifts, run_rounds, sweep_runs
+from fedbudget.simulation.measuring import measure_all
+
+BACKENDS = ("here", "ray", "dask")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sweep:
+    """The released models of plans x seeds, and what they measure; not private."""
+
+    plans: tuple[Plan, ...]
+    seeds: tuple[int, ...]
+    theta: Array  # shape (plans, seeds, num_params)
+    measured: dict[str, Array]  # name -> shape (plans, seeds)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield one plain row per plan and seed, for a table."""
+        for p, plan in enumerate(self.plans):
+            for s, seed in enumerate(self.seeds):
+                yield {
+                    "plan": p,
+                    "seed": seed,
+                    "tau": plan.tau,
+                    "rounds": plan.rounds,
+                    "learning_rate": plan.learning_rate,
+                    "momentum": plan.momentum,
+                    "epsilon": float(plan.epsilon.max()),
+                    "cost": float(plan.cost.max()),
+                    **{name: float(v[p, s]) for name, v in self.measured.items()},
+                }
+
+
+def sweep(
+    data: Dataset,
+    plans: Sequence[Plan],
+    *,
+    seeds: Sequence[int] = range(5),
+    backend: str = "here",
+    address: str | None = None,
+) -> Sweep:
+    """Run every plan with every seed and measure the released models.
+
+    Plans share the random numbers of a seed, so that their differences are less noisy
+    than their values; seeds are independent.
+
+    Args:
+        data: The rows of every device.
+        plans: All for these data and for one loss.
+        seeds: Of noise and batches.
+        backend: `here`, or `ray` or `dask` for a cluster.
+        address: Of the cluster; without one, a local cluster is started.
+    """
+    choice("backend", backend, BACKENDS)
+    chosen, numbers = tuple(plans), tuple(whole("seed", s, least=0) for s in seeds)
+    if not chosen or not numbers:
+        raise InvalidInputError(
+            f"a sweep needs plans and seeds, got {len(chosen)} and {len(numbers)}"
+        )
+    if len({(p.loss, p.num_classes, p.l2) for p in chosen}) > 1:
+        raise InvalidInputError("the plans are for different losses: sweep each alone")
+    checker = SimulatedDevices(data)
+    for plan in chosen:
+        if plan.num_devices != data.num_devices:
+            raise InvalidInputError(
+                f"a plan is for {plan.num_devices} devices, the data have "
+                f"{data.num_devices}: plan again for these data"
+            )
+        checker.check(plan)
+    if backend == "here":
+        theta = _models(data, chosen, numbers)
+    else:
+        theta = _on_cluster(data, chosen, numbers, backend, address)
+    return Sweep(
+        plans=chosen,
+        seeds=numbers,
+        theta=theta,
+        measured=_measure(data, chosen[0].model, theta),
+    )
+
+
+def _models(data: Dataset, plans: Sequence[Plan], seeds: Sequence[int]) -> Array:
+    packed = packed_rows(data.train, plans[0].model)
+    theta = np.empty((len(plans), len(seeds), packed.num_params))
+    steady = [
+        p
+        for p, plan in enumerate(plans)
+        if np.array_equal(plan.takes_part(1), plan.takes_part(plan.rounds))
+    ]
+    if steady:
+        theta[steady] = sweep_runs(
+            packed,
+            np.zeros(packed.num_params),
+            [round_plan(plans[p], plans[p].weights) for p in steady],
+            rounds=[plans[p].rounds for p in steady],
+            seeds=seeds,
+        )
+    for p in sorted(set(range(len(plans))) - set(steady)):
+        theta[p] = [_round_by_round(packed, plans[p], seed) for seed in seeds]
+    return theta
+
+
+def _round_by_round(packed: PackedRows, plan: Plan, seed: int) -> Array:
+    """Run a plan whose devices change from round to round."""
+    server = Server.start(packed.num_params)
+    shifts = no_shifts(packed, round_plan(plan, plan.weights))
+    for number in range(1, plan.rounds + 1):
+        weights = np.where(plan.takes_part(number), plan.weights, 0.0)
+        average = run_rounds(
+            packed,
+            server.theta,
+            round_plan(plan, weights),
+            rounds=1,
+            seed=seed,
+            first_step=server.rounds_done * plan.tau,
+            shifts=shifts,
+        )[0]
+        server.update(average, momentum=plan.momentum, in_tail=False)
+    return server.release
+
+
+def _on_cluster(
+    data: Dataset,
+    plans: Sequence[Plan],
+    seeds: Sequence[int],
+    backend: str,
+    address: str | None,
+) -> Array:
+    """Deal the plans out to a cluster's workers, a share of neighbours to each."""
+    with needed(f"backend {backend!r}", "joblib", backend):
+        import joblib
+    with _cluster(backend, address) as workers:
+        shares = np.array_split(np.arange(len(plans)), min(workers, len(plans)))
+        models = joblib.Parallel(n_jobs=len(shares))(
+            joblib.delayed(_models)(data, [plans[p] for p in share], seeds)
+            for share in shares
+        )
+    return np.concatenate(models)
+
+
+@contextmanager
+def _cluster(backend: str, address: str | None) -> Iterator[int]:
+    """Connect joblib to a cluster and yield the number of its workers."""
+    import joblib
+
+    with needed(f"backend {backend!r}", backend, backend):
+        if backend == "ray":
+            cluster = import_module("ray")
+            import_module("ray.util.joblib").register_ray()
+        else:
+            cluster = import_module("distributed")
+    if backend == "ray":
+        started = not cluster.is_initialized()
+        if started:
+            cluster.init(address=address, include_dashboard=False, log_to_driver=False)
+        try:
+            with joblib.parallel_config(backend="ray"):
+                yield max(1, int(cluster.cluster_resources().get("CPU", 1)))
+        finally:
+            if started:
+                cluster.shutdown()
+    else:
+        local = {} if address else {"dashboard_address": None, "host": "127.0.0.1"}
+        with cluster.Client(address, **local) as client:
+            with joblib.parallel_config(backend="dask"):
+                yield max(1, sum(client.ncores().values()))
+
+
+def _measure(data: Dataset, loss: Loss, theta: Array) -> dict[str, Array]:
+    """Measure every model."""
+    plans, seeds, params = theta.shape
+    found = measure_all(data, loss, theta.reshape(plans * seeds, params))
+    return {name: values.reshape(plans, seeds) for name, values in found.items()}

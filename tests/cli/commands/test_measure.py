@@ -1,0 +1,147 @@
+"""`fedbudget measure`."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedbudget.cli.config import with_prices
+from fedbudget.losses import loss_named
+from fedbudget.metering.meter import round_messages
+from tests.cli.examples import write_sensors
+from tests.cli.running import assert_one_line, run
+
+QUICK = ("--seconds", "0.01")
+STEP = ("--samples", "40", "--dim", "4")
+
+
+def test_json_has_seconds_bytes_and_joules(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, "measure", *STEP, *QUICK, "--watts", "2", "--json")
+    found = json.loads(result.out)
+    assert (result.code, result.err) == (0, "")
+    assert (found["unit"], found["samples"], found["dim"]) == ("joules", 40, 4)
+    assert (found["loss"], found["tau"]) == ("logistic", 10)
+    assert found["computation"] == pytest.approx(2 * found["step"]["seconds"])
+    assert found["communication"] == pytest.approx(2 * found["round"]["seconds"])
+    assert found["reply_bytes"] > found["order_bytes"] > 4 * 4
+
+
+def test_the_table_says_that_no_network_was_used(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = run(capsys, "measure", *STEP, *QUICK, "--watts", "2", "--unit", "seconds")
+    assert result.code == 0
+    assert "Prices in seconds" in result.out
+    assert "no network was used" in result.out
+    assert all(len(line) <= 80 for line in result.out.splitlines())
+
+
+def test_prices_are_written_into_the_config(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sensors(tmp_path)
+    run(capsys, "init", "sensors.csv", "--label", "alarm", "--device", "sensor_id")
+    path = tmp_path / "fedbudget.toml"
+    before = path.read_text()
+    result = run(
+        capsys, "measure", "fedbudget.toml", "--write", *QUICK, "--watts", "4", "--json"
+    )
+    found = json.loads(result.out)
+    assert (found["samples"], found["dim"], found["loss"]) == (48, 4, "logistic")
+    after = path.read_text()
+    prices = tomllib.loads(after)["prices"]
+    assert prices["communication"] == pytest.approx(found["communication"], rel=1e-5)
+    assert prices["computation"] == pytest.approx(found["computation"], rel=1e-5)
+    changed = [
+        new
+        for old, new in zip(before.splitlines(), after.splitlines(), strict=True)
+        if old != new
+    ]
+    assert len(changed) == 3  # the prices, and nothing else
+    assert run(capsys, "plan", "fedbudget.toml", "--cost", "1").code == 0
+
+
+KINDS = "id,volts,kind\n" + "".join(
+    f"s{row % 3},{row % 5},{'abc'[row % 7 % 3]}\n" for row in range(120)
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "samples", "dim", "loss", "classes"),
+    [
+        ((), 32, 2, "softmax", 3),
+        (("--loss", "softmax"), 32, 2, "softmax", 3),
+        (("--samples", "7"), 7, 2, "softmax", 3),
+        (("--samples", "7", "--dim", "5"), 7, 5, "softmax", 3),
+        (("--samples", "7", "--dim", "5", "--loss", "softmax"), 7, 5, "softmax", 3),
+        (("--classes", "4"), 32, 2, "softmax", 4),
+        (("--loss", "hinge", "--classes", "2"), 32, 2, "hinge", 2),
+    ],
+)
+def test_options_stand_before_the_config_and_the_rest_is_its_own(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    samples: int,
+    dim: int,
+    loss: str,
+    classes: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kinds.csv").write_text(KINDS)
+    run(capsys, "init", "kinds.csv", "--label", "kind", "--device", "id")
+    result = run(capsys, "measure", "fedbudget.toml", *options, *QUICK, "--json")
+    found = json.loads(result.out)
+    assert (found["samples"], found["dim"]) == (samples, dim)
+    assert found["loss"] == loss
+    params = loss_named(loss, num_classes=classes).num_params(dim)
+    assert found["order_bytes"] == len(round_messages(params)[0])
+
+
+def test_a_config_with_a_loss_of_its_own_is_measured_with_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sensors(tmp_path)
+    run(capsys, "init", "sensors.csv", "--label", "alarm", "--device", "sensor_id")
+    path = tmp_path / "fedbudget.toml"
+    path.write_text(path.read_text().replace("[plan]\n", '[plan]\nloss = "hinge"\n'))
+    result = run(capsys, "measure", "fedbudget.toml", *STEP, *QUICK, "--json")
+    found = json.loads(result.out)
+    assert (found["samples"], found["dim"], found["loss"]) == (40, 4, "hinge")
+    refused = run(capsys, "measure", "fedbudget.toml", "--classes", "3", *QUICK)
+    assert refused.code == 2
+    assert refused.err.endswith("loss 'hinge' is for 2 classes, got 3: use 'softmax'\n")
+
+
+def test_a_config_without_prices_gets_them() -> None:
+    text = with_prices("[data]\ntable = 'x'", {"communication": (0.5, "why")})
+    assert tomllib.loads(text)["prices"] == {"communication": 0.5}
+    text = with_prices("[prices]\n[train]\nseed = 1", {"computation": (2, "why")})
+    assert tomllib.loads(text) == {"prices": {"computation": 2}, "train": {"seed": 1}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 2, ("nothing to measure", "--samples")),
+        ((*STEP, "--write"), 2, ("--write", "name the config")),
+        ((*STEP, "--watts", "0"), 2, ("watts", "above 0")),
+        ((*STEP, "--seconds", "nan"), 2, ("seconds", "got nan")),
+        ((*STEP, "--loss", "magic"), 2, ("'magic'",)),
+        ((*STEP, "--unit", "miles", *QUICK), 2, ("unit 'miles'", "seconds, joules")),
+        ((*STEP, "--broker", "a:b"), 2, ("'a:b'", "HOST:PORT")),
+        ((*STEP, "--broker", "127.0.0.1:1", *QUICK), 1, ("cannot be reached",)),
+        (("none.toml",), 2, ("none.toml",)),
+    ],
+)
+def test_refusals(
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    says: tuple[str, ...],
+) -> None:
+    assert_one_line(run(capsys, "measure", *arguments), code=code, says=says)

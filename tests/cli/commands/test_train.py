@@ -1,0 +1,276 @@
+"""`fedbudget train`: what it says, to people and to machines."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+import fedbudget as fb
+from fedbudget.cli import output
+from fedbudget.cli.commands.train import show_round
+from fedbudget.record import largest
+from tests.cli.examples import BUDGET, SCHEMA, sensors
+from tests.cli.running import Result, assert_one_line, run
+
+
+def train_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    result = run(capsys, "train", *arguments, "--json")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.count("\n") == 1
+    found: dict[str, Any] = json.loads(result.out)
+    return found
+
+
+def test_json_is_the_run_of_the_library(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = sensors(tmp_path)
+    out = tmp_path / "run"
+    found = train_json(capsys, *arguments, *BUDGET, "--seed", "3", "--out", str(out))
+    data = fb.from_table(
+        arguments[0],
+        label="alarm",
+        device="sensor_id",
+        schema=fb.Schema.from_dict(SCHEMA),
+        seed=3,
+    )
+    budget = fb.Budget(epsilon=4, cost=1000)
+    prices = fb.Prices(communication=100, computation=1)
+    plan = fb.plan(data.problem(), budget, prices)
+    devices = fb.SimulatedDevices(data, seed=3, budget=budget, prices=prices)
+    trained = fb.train(plan, devices)
+    planned = plan.to_dict()
+    assert planned.pop("loss") == found["loss_name"]
+    assert planned.items() <= found.items()
+    assert found["accuracy"] == trained.measured["test_accuracy"]
+    assert found["loss"] == trained.measured["train_loss"]
+    assert found["measured"] == trained.measured
+    assert found["rounds_run"] == plan.rounds
+    assert found["record"] == str(out)
+    assert found["data"] == str(data)
+    assert found["seconds"] > 0
+    with np.load(out / "model.npz") as model:
+        assert model["theta"].tolist() == trained.theta.tolist()
+
+
+def test_the_page_says_all_that_matters(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = str(tmp_path / "run")
+    result = run(capsys, "train", "adult", "--split", "iid", *BUDGET, "--out", out)
+    assert (result.code, result.err) == (0, "")
+    for words in (
+        "adult: 16 devices",
+        "local steps, learning rate",
+        "-differential privacy for one sample",
+        "of 1000 units",
+        "16 of 16 devices",
+        "test accuracy 0.8",
+        "NOT private",
+    ):
+        assert words in result.out
+    assert out in result.out.replace("\n", "").replace(" ", "")
+    unbroken = [line for line in result.out.splitlines() if out not in line]
+    assert all(len(line) <= 80 for line in unbroken)
+
+
+def test_the_record_says_what_was_asked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = sensors(tmp_path)
+    out = tmp_path / "deep" / "run"
+    more = ("--participation", "0.5", "--tail-average", "0.4", "--seed", "2")
+    result = run(capsys, "train", *arguments, *BUDGET, *more, "--out", str(out))
+    assert result.code == 0
+    about = json.loads((out / "about.json").read_text())
+    told = {"seed": 2, "participation": 0.5, "tail_average": 0.4, "label": "alarm"}
+    assert told.items() <= about.items()
+    assert about["data"].startswith("sensors: 5 devices")
+    lines = (out / "rounds.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert min(row["answered"] for row in rows) < 5
+    assert "of 5 devices in a round" in result.out
+
+
+def test_without_a_folder_nothing_is_recorded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = sensors(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    result = run(capsys, "train", *arguments, *BUDGET)
+    assert "none: name a folder with --out" in result.out
+    assert {p.name for p in tmp_path.iterdir()} == {"sensors.csv", "schema.json"}
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_the_stand_in_says_that_it_is_synthetic(
+    capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    result = run(capsys, "train", "vehicle", *BUDGET, *more)
+    assert result.code == 0
+    assert "SYNTHETIC" in result.out
+
+
+def test_a_baseline_without_privacy_is_loud(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = sensors(tmp_path)
+    result = run(capsys, "train", *arguments, *BUDGET, "--no-privacy")
+    assert result.code == 0
+    assert result.err.startswith("warning: NOT PRIVATE: --no-privacy adds no noise")
+    assert result.err.count("\n") == 1
+    assert "NOT PRIVATE: no noise was added" in result.out
+    result = run(capsys, "train", *arguments, *BUDGET, "--no-privacy", "--json")
+    found = json.loads(result.out)
+    assert found["noise_std"] == [0.0] * 5
+    assert found["epsilon"] == [None] * 5
+    assert found["privacy"].startswith("NOT PRIVATE")
+
+
+def test_devices_without_test_rows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = sensors(tmp_path, rows=40, devices=40)
+    found = train_json(capsys, *arguments, *BUDGET)
+    assert found["accuracy"] is None
+    assert set(found["measured"]) == {"train_loss"}
+    result = run(capsys, "train", *arguments, *BUDGET)
+    assert result.code == 0
+    assert "nothing to test it on" in result.out
+    assert "no device has test rows: no test accuracy" in result.out
+
+
+def test_labels_that_are_numbers_have_no_accuracy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "heat.csv"
+    rows = [f"{i % 3},{i % 7},{i / 90 - 0.3}" for i in range(90)]
+    path.write_text("who,volts,heat\n" + "\n".join(rows) + "\n")
+    arguments = (str(path), "--label", "heat", "--device", "who")
+    result = run(capsys, "train", *arguments, *BUDGET)
+    assert result.code == 0
+    assert "the labels are numbers: a loss, but no accuracy" in result.out
+
+
+class Bar(output.Bar):
+    """Keeps what it is told to show."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, int | None]] = []
+
+    def show(self, text: str, *, done: int | None = None) -> None:
+        self.shown.append((text, done))
+
+
+def test_the_bar_shows_what_is_spent() -> None:
+    bar = Bar()
+    row = {"round": 3, "epsilon": [1.0, 2.5], "cost": {"min": 1.0, "max": 300.0}}
+    show_round(bar, row | {"not_private": {"test_accuracy": 0.8}}, rounds=9)
+    row |= {"epsilon": [1.0, None], "not_private": {"train_loss": 0.25}}
+    show_round(bar, row, rounds=9)
+    assert bar.shown == [
+        ("round 3/9  accuracy 0.800 (not private)  epsilon 2.5  cost 300", 3),
+        ("round 3/9  loss 0.250 (not private)  epsilon none  cost 300", 3),
+    ]
+    assert largest({"min": 1.0, "median": 2.0, "max": None}) is None
+
+
+def test_the_bar_says_when_kernels_are_compiled() -> None:
+    bar = Bar()
+    with output.telling_of_compilation(bar, "training"):
+        numba.njit(lambda x: x + 1)(1)
+    assert "compiling the kernels" in bar.shown[0][0]
+    assert bar.shown[-1] == ("training", None)
+    numba.njit(lambda x: x + 2)(1)
+    assert bar.shown[-1] == ("training", None)
+
+
+def only_error(result: Result) -> Result:
+    """Drop the warnings about bounds that were read off the rows."""
+    lines = result.err.splitlines(keepends=True)
+    assert all(line.startswith("warning: NOT PRIVATE") for line in lines[:-1])
+    return replace(result, err=lines[-1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ("", 2, ("no data to train on", "adult")),
+        ("magic", 2, ("data 'magic'", "adult")),
+        ("adult --samples 5x3", 2, ("--samples", "fedbudget train --help")),
+        ("adult --participation 0", 2, ("participation", "above 0", "got 0")),
+        ("adult --participation 1.5", 2, ("participation", "got 1.5")),
+        ("adult --tail-average -1", 2, ("tail_average", "got -1")),
+        ("adult --tail-average nan", 2, ("tail_average", "got nan")),
+        ("adult --seed -1", 2, ("seed", "-1")),
+        ("adult --seed 99999999999999999999", 2, ("seed", "99999999999999999999")),
+        ("adult --cost 100", 1, ("cost budget 100", "raise")),
+        ("adult --epsilon 0", 2, ("epsilon", "got 0")),
+        ("adult --learning-rate 1e300", 2, ("1e+300", "at most")),
+        ("adult --out /dev/full", 1, ("/dev/full", "Not a directory")),
+        ("adult --out /proc/run", 1, ("/proc/run",)),
+    ],
+)
+def test_bad_options(
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    code: int,
+    says: tuple[str, ...],
+) -> None:
+    # The last of an option given twice counts.
+    result = run(capsys, "train", *BUDGET, *arguments.split())
+    assert_one_line(result, code=code, says=says)
+
+
+@pytest.mark.parametrize("value", ["nan", "NaN", ""])
+def test_a_table_with_nan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, value: str
+) -> None:
+    path = tmp_path / "table.csv"
+    rows = "".join(f"{i % 3},{i % 5},{i % 2}\n" for i in range(30))
+    path.write_text(f"who,volts,alarm\n{rows}1,{value},0\n")
+    arguments = (str(path), "--label", "alarm", "--device", "who")
+    result = run(capsys, "train", *arguments, *BUDGET)
+    assert_one_line(only_error(result), code=2, says=("'volts'",))
+
+
+def test_a_step_that_is_far_too_long(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = (*sensors(tmp_path), *BUDGET, "--learning-rate", "1e30")
+    result = run(capsys, "train", *arguments)
+    if result.code == 0:  # one bounded step is still a number
+        assert "e+" in result.out
+        assert all(len(line) <= 80 for line in result.out.splitlines())
+    else:
+        assert_one_line(result, code=result.code, says=("learning_rate",))
+
+
+def test_personal_models_stand_beside_the_global_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = (*sensors(tmp_path), *BUDGET, "--personal")
+    shown = run(capsys, "train", *arguments).out
+    for words in ("global", "personal", "alone", "constant", "nothing sent"):
+        assert words in shown
+    measured = train_json(capsys, *arguments)["measured"]
+    assert 0 <= measured["personal_test_accuracy"] <= 1
+    assert measured["constant_test_accuracy"] < measured["alone_test_accuracy"]
+
+
+def test_dissimilarity_is_measured_and_paid_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = (*sensors(tmp_path), *BUDGET, "--dissimilarity", "measure")
+    found = train_json(capsys, *arguments)
+    stated = found["constants"]["dissimilarity"]
+    assert stated["source"] == "measured privately"
+    assert max(found["epsilon"]) <= 4 and min(found["prior_mu"]) > 0
+    # The query took one round of one step: of the rest, whole rounds are left.
+    assert max(found["cost"]) == 101 + found["rounds"] * (100 + found["tau"]) <= 1000
+    shown = run(capsys, "train", *arguments).out
+    assert f"cost     {max(found['cost']):.0f} of 1000" in shown

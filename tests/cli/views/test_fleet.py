@@ -1,0 +1,31 @@
+"""What the tables of a fleet say of what was spent."""
+
+from typing import Any
+
+import pytest
+
+from fedbudget.cli.views.fleet import _devices, spent
+from fedbudget.privacy import rounded_up
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([3.99949, 3.99949], "4"),  # never less than it was
+        ([1.23401, 3.99949], "1.235 to 4"),
+        ({"min": 1.0, "median": 2.0, "max": 3.99949}, "1 to 4"),
+        ({"min": 1.0, "median": 2.0, "max": None}, "without bound"),
+        ([1.0, None], "without bound"),
+    ],
+)
+def test_epsilon_is_never_shown_too_low(values: Any, shown: str) -> None:
+    assert spent(values, rounded_up) == shown
+
+
+def test_one_is_not_many() -> None:
+    assert _devices([1, 1]) == "1 device"
+    assert (_devices([2, 2]), _devices([0, 1])) == ("2 devices", "0 to 1 devices")
+
+
+def test_costs_are_plain() -> None:
+    assert spent([936.0, 1000.04]) == "936 to 1000"

@@ -1,0 +1,578 @@
+"""The coordinator's decisions: whom it believes, how long it waits, what it keeps.
+
+The broker is left out here: orders go straight to scripted devices.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedbudget as fb
+from fedbudget.checks import Array
+from fedbudget.fleet.coordinator.answers import farthest
+from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator.devices import FleetDevices
+from fedbudget.fleet.transport.channel import Message
+from fedbudget.fleet.transport.mqtt import Broker, Connection
+from fedbudget.fleet.wire import topics
+from fedbudget.fleet.wire.codec import decode
+from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder, RunOffer
+from fedbudget.fleet.wire.signing import Signer
+from fedbudget.training import Order, Replies
+from tests.fleet import examples
+
+SIGNER = Signer.generate()
+NAMES = ("a", "b", "c", "d")
+DECLARED = [examples.declaration(device=name) for name in NAMES]
+PLAN = fb.plan(
+    fb.Problem(num_samples=[100] * 4, dim=4),
+    fb.Budget(epsilon=4, cost=1000),
+    fb.Prices(communication=100, computation=1),
+    weights="uniform",
+    drift_control=False,
+)
+ROUND_COST = 100.0 + PLAN.tau
+THETA = np.array([0.5, -0.5, 0.25, 0.0])
+
+# What a device sends in answer to an order: any number of payloads.
+Script = Callable[[RoundOrder], list[Any]]
+
+
+def moved(order: RoundOrder, by: float) -> bytes:
+    return (np.frombuffer(order.theta, "<f8") + by).tobytes()
+
+
+def reply_to(order: RoundOrder, device: str, **changes: Any) -> Reply:
+    usual: dict[str, Any] = {
+        "device": device,
+        "run": order.run,
+        "round": order.round,
+        "code": "answered",
+        "theta": moved(order, 0.1 * (1 + NAMES.index(device))),
+    }
+    return Reply(**(usual | changes))
+
+
+def refusal(order: RoundOrder, device: str, code: str) -> Reply:
+    return reply_to(order, device, code=code, theta=None, reason="no")
+
+
+class Scripted(Connection):
+    """A connection to devices that do what a test says."""
+
+    def __init__(self, scripts: dict[str, Script] | None = None) -> None:
+        super().__init__(Broker(), name="coordinator", topics=())
+        self.scripts = scripts or {}
+        self.orders: list[bytes] = []
+        self.offers: list[str] = []
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        kind, who = topics.parse(topic)
+        if kind == "offer" and payload:
+            self.offers.append(who)
+        if kind != "order" or not payload:
+            return
+        self.orders.append(payload)
+        order = RoundOrder.from_bytes(decode(payload)[0])
+        for name in NAMES:
+            script = self.scripts.get(name, lambda o, n=name: [reply_to(o, n)])
+            for sent in script(order):
+                self.say(name, sent)
+
+    def say(self, name: str, sent: Any) -> None:
+        payload = sent if isinstance(sent, bytes) else sent.to_bytes()
+        self.inbox.put(
+            Message(topic=topics.reply(name), payload=payload, receiver=self.name)
+        )
+
+    def flush(self, seconds: float) -> bool:
+        return True
+
+
+class Site:
+    """A coordinator that can be killed and started again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints: Checkpoints | None = None
+
+    def start(
+        self,
+        scripts: dict[str, Script] | None = None,
+        plan: fb.Plan = PLAN,
+        declared: list[Declaration] = DECLARED,
+        **settings: Any,
+    ) -> tuple[FleetDevices, Scripted]:
+        self.stop()
+        self.checkpoints = Checkpoints(self.path / "coordinator.sqlite")
+        connection = Scripted(scripts)
+        usual: dict[str, Any] = {"deadline": 5.0, "precision": "float64"}
+        devices = FleetDevices(
+            connection,
+            declared,
+            signer=SIGNER,
+            checkpoints=self.checkpoints,
+            **(usual | settings),
+        )
+        devices.check(plan)
+        return devices, connection
+
+    def stop(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.close()
+            self.checkpoints = None
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    found = Site(tmp_path)
+    yield found
+    found.stop()
+
+
+def ordered(number: int = 1, theta: Array = THETA, plan: fb.Plan = PLAN) -> Order:
+    return Order(number=number, theta=theta, plan=plan)
+
+
+def mean_of(replies: Replies, *names: str) -> None:
+    """The answer is the mean of these devices' models, and of no others."""
+    expected = np.mean([0.1 * (1 + NAMES.index(name)) for name in names])
+    assert replies.theta == pytest.approx(THETA + expected, abs=1e-12)
+    assert [n for n, a in zip(NAMES, replies.answered, strict=True) if a] == [*names]
+
+
+def test_everybody_answers(site: Site) -> None:
+    devices, connection = site.start()
+    replies = devices.run_round(ordered())
+    mean_of(replies, *NAMES)
+    assert sorted(connection.offers) == [*NAMES]
+    assert replies.cost.tolist() == [ROUND_COST] * 4
+    expected = fb.privacy.GDP.epsilon_from_mu(
+        2 * np.sqrt(PLAN.tau) / PLAN.noise_multiplier, PLAN.delta
+    )
+    assert replies.epsilon == pytest.approx(expected)
+
+
+def bad_theta(value: float) -> Script:
+    def script(order: RoundOrder) -> list[Any]:
+        return [reply_to(order, "b", theta=np.full(4, value).tobytes())]
+
+    return script
+
+
+HOSTILE: dict[str, tuple[Script, str]] = {
+    "NaN": (bad_theta(np.nan), "not finite"),
+    "infinite": (bad_theta(np.inf), "not finite"),
+    "huge": (bad_theta(1e9), "honest steps lead at most"),
+    "too long": (lambda o: [reply_to(o, "b", theta=bytes(48))], "48 bytes, not the 32"),
+    "foreign": (lambda o: [reply_to(o, "a")], "speaks as 'a'"),
+    "ahead": (lambda o: [reply_to(o, "b", round=o.round + 1)], "nobody ordered"),
+    "offer": (lambda o: [reply_to(o, "b", round=0)], "does not go with round 0"),
+    "garbage": (lambda o: [b"\xff" * 100], "dropped"),
+    "giant": (lambda o: [b"\x00" * 100_000], "above the limit"),
+    "version": (
+        lambda o: [reply_to(o, "b").to_bytes().replace(b"av\x01", b"av\x02")],
+        "version 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_reply_is_dropped_by_name_and_harms_nothing(
+    site: Site, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    script, words = HOSTILE[kind]
+    devices, _ = site.start({"b": script}, deadline=0.3)
+    replies = devices.run_round(ordered())
+    mean_of(replies, "a", "c", "d")
+    (told,) = {r.getMessage() for r in caplog.records if "dropped" in r.getMessage()}
+    assert "device b" in told and words in told
+    assert site.checkpoints is not None
+    assert list(site.checkpoints.dropped()) == ["b"]
+    # It was asked and has not refused: it may have paid.
+    assert replies.cost.tolist() == [ROUND_COST] * 4
+
+
+def test_a_hostile_device_may_still_answer_honestly(site: Site) -> None:
+    def script(order: RoundOrder) -> list[Any]:
+        return [b"nonsense", reply_to(order, "b")]
+
+    devices, _ = site.start({"b": script})
+    mean_of(devices.run_round(ordered()), *NAMES)
+
+
+def test_an_answer_counts_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    def script(order: RoundOrder) -> list[Any]:
+        other = reply_to(order, "b", theta=moved(order, 0.3))
+        return [reply_to(order, "b"), reply_to(order, "b"), other]
+
+    devices, _ = site.start({"b": script})
+    mean_of(devices.run_round(ordered()), *NAMES)
+    dropped = [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()]
+    assert len(dropped) == 1 and "answered this round before" in dropped[0]
+
+
+def test_honest_noise_is_within_the_limit() -> None:
+    # The farthest of many honest answers is within it, and not by a large factor.
+    rng, plan, theta = np.random.default_rng(0), replace(PLAN, tau=5), np.zeros(4)
+    noise = PLAN.noise_std[0] * np.sqrt(5) * rng.normal(size=(10_000, 4))
+    step = plan.learning_rate * (5 * plan.lipschitz + np.linalg.norm(noise, axis=1))
+    limit = farthest(plan, 0, theta)
+    assert 0.3 * limit < step.max() < limit
+
+
+def test_a_refusal_costs_nothing_and_is_told(site: Site) -> None:
+    devices, _ = site.start({"c": lambda o: [refusal(o, "c", "cost-budget")]})
+    replies = devices.run_round(ordered())
+    mean_of(replies, "a", "b", "d")
+    assert replies.refused == {2: "cost-budget: no"}
+    assert replies.cost.tolist() == [ROUND_COST, ROUND_COST, 0, ROUND_COST]
+
+
+@pytest.mark.parametrize("code", ["already-charged", "bad-model", "device-trouble"])
+def test_a_refusal_that_may_have_been_charged_is_counted(site: Site, code: str) -> None:
+    devices, _ = site.start({"c": lambda o: [refusal(o, "c", code)]}, deadline=0.3)
+    replies = devices.run_round(ordered())
+    assert replies.refused == {2: f"{code}: no"}
+    assert replies.cost.tolist() == [ROUND_COST] * 4
+
+
+def test_who_refuses_and_then_joins_may_have_been_charged(site: Site) -> None:
+    def script(order: RoundOrder) -> list[Any]:
+        said = reply_to(order, "c", round=0, code="policy", theta=None, reason="no")
+        joins = reply_to(order, "c", round=0, code="accepted", theta=None)
+        return [said, joins]
+
+    devices, _ = site.start({"c": script}, deadline=0.3)
+    replies = devices.run_round(ordered())
+    assert replies.refused == {2: "joined-late: no answer"}
+    assert replies.cost.tolist() == [ROUND_COST] * 4
+
+
+def test_an_open_round_counts_as_paid_in_the_status(site: Site) -> None:
+    told: list[Any] = []
+
+    def script(order: RoundOrder) -> list[Any]:
+        told.append({d["name"]: d["cost"] for d in devices.status()["devices"]})
+        return [reply_to(order, "c")]
+
+    devices, _ = site.start({"c": script})
+    devices.run_round(ordered())
+    assert told[0] == dict.fromkeys(NAMES, ROUND_COST)
+
+
+def test_who_refuses_the_run_is_not_waited_for(site: Site) -> None:
+    def script(order: RoundOrder) -> list[Any]:
+        said = reply_to(order, "c", round=0, code="policy", theta=None, reason="no")
+        return [said] if order.round == 1 else []
+
+    devices, _ = site.start({"c": script}, deadline=600)
+    for number in (1, 2):
+        replies = devices.run_round(ordered(number))
+        mean_of(replies, "a", "b", "d")
+        assert replies.refused == {2: "policy: no"}
+    assert replies.cost.tolist() == [2 * ROUND_COST, 2 * ROUND_COST, 0, 2 * ROUND_COST]
+
+
+def test_who_is_silent_gets_offer_and_order_again(site: Site) -> None:
+    asked: list[int] = []
+
+    def script(order: RoundOrder) -> list[Any]:
+        asked.append(order.round)
+        return [reply_to(order, "c")] if len(asked) > 1 else []
+
+    devices, connection = site.start({"c": script}, deadline=2)
+    mean_of(devices.run_round(ordered()), *NAMES)
+    assert connection.offers.count("c") == 2 and asked == [1, 1]
+
+
+def test_a_late_answer_is_dropped_and_counted_as_paid(site: Site) -> None:
+    kept: list[RoundOrder] = []
+
+    def script(order: RoundOrder) -> list[Any]:
+        if order.round == 1:
+            kept.append(order)
+            return []
+        return [reply_to(kept[0], "d"), reply_to(order, "d")]
+
+    devices, _ = site.start({"d": script}, deadline=0.3)
+    first = devices.run_round(ordered(1))
+    mean_of(first, "a", "b", "c")
+    second = devices.run_round(ordered(2))
+    mean_of(second, *NAMES)
+    told = {d["name"]: d for d in devices.status()["devices"]}
+    assert told["d"]["late"] == 1 and told["d"]["answered"] == 1
+    assert second.cost.tolist() == [2 * ROUND_COST] * 4
+
+
+def test_without_enough_answers_the_round_goes_on_and_then_ends_the_run(
+    site: Site,
+) -> None:
+    silent: Script = lambda order: []  # noqa: E731
+    scripts = {"c": silent, "d": silent}
+    devices, _ = site.start(scripts, minimum=3, deadline=0.1, patience=3)
+    with pytest.raises(fb.TrainingError, match="round 1 has 2 answers"):
+        devices.run_round(ordered())
+    # Started again, with more devices there, it goes on with what had come in.
+    again, connection = site.start({"d": silent}, minimum=3, deadline=0.1)
+    mean_of(again.run_round(ordered()), "a", "b", "c")
+    assert connection.orders[0] == decode_stored(site, 1)
+
+
+def test_started_again_it_counts_every_reply_once(site: Site) -> None:
+    silent: Script = lambda order: []  # noqa: E731
+    devices, _ = site.start({"d": silent}, minimum=4, deadline=0.1, patience=1)
+    with pytest.raises(fb.TrainingError, match="round 1 has 3 answers"):
+        devices.run_round(ordered())
+    again, _ = site.start()
+    assert [d["answered"] for d in again.status()["devices"]] == [0, 0, 0, 0]
+    again.run_round(ordered())
+    assert [d["answered"] for d in again.status()["devices"]] == [1, 1, 1, 1]
+
+
+def decode_stored(site: Site, round: int) -> bytes:
+    assert site.checkpoints is not None
+    found = site.checkpoints.order(round)
+    assert found is not None
+    return found
+
+
+def test_who_is_gone_is_waited_for_only_once(site: Site) -> None:
+    devices, _ = site.start({"d": lambda order: []}, deadline=1.0)
+    devices.roster.online["d"] = False
+    began = time.monotonic()
+    devices.run_round(ordered(1))
+    assert time.monotonic() - began >= 1.0
+    devices.deadline = 600.0
+    for number in (2, 3):
+        mean_of(devices.run_round(ordered(number)), "a", "b", "c")
+
+
+def test_who_only_seems_to_be_there_is_waited_for_twice(site: Site) -> None:
+    # Its broker died with it, and told nobody.
+    devices, _ = site.start({"d": lambda order: []}, deadline=0.3)
+    devices.roster.online["d"] = True
+    for number in (1, 2):
+        devices.run_round(ordered(number))
+    devices.deadline = 600.0
+    mean_of(devices.run_round(ordered(3)), "a", "b", "c")
+
+
+def test_a_round_that_is_over_is_never_carried_out_again(site: Site) -> None:
+    devices, _ = site.start()
+    first = devices.run_round(ordered())
+    again, connection = site.start()
+    second = again.run_round(ordered())
+    assert connection.orders == []
+    assert second.theta.tolist() == first.theta.tolist()
+    assert second.cost.tolist() == first.cost.tolist()
+
+
+@pytest.mark.parametrize("place", ["add_order", "add_reply", "close_round"])
+def test_killed_anywhere_it_goes_on_with_the_same_bytes(
+    site: Site, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    real = getattr(Checkpoints, place)
+
+    def dying(self: Checkpoints, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise KeyboardInterrupt  # nothing after it runs, as in a kill
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Checkpoints, place, dying)
+    devices, dead = site.start()
+    with pytest.raises(KeyboardInterrupt):
+        devices.run_round(ordered())
+    again, connection = site.start()
+    mean_of(again.run_round(ordered()), *NAMES)
+    assert len({*dead.orders, *connection.orders}) == 1
+    assert again.status()["run"] == devices.status()["run"]
+
+
+def test_no_wall_clock_decides_anything(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jumps = iter(np.cumsum([1e9, -2e9, 3e9] * 1000).tolist())
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    devices, _ = site.start({"d": lambda order: []}, deadline=0.2)
+    mean_of(devices.run_round(ordered()), "a", "b", "c")
+
+
+def test_another_plan_or_a_second_coordinator_is_refused(site: Site) -> None:
+    devices, _ = site.start()
+    with pytest.raises(fb.RecordError, match="another plan"):
+        devices.check(replace(PLAN, tau=PLAN.tau + 1))
+    with pytest.raises(fb.RecordError, match="another coordinator is using it"):
+        Checkpoints(site.path / "coordinator.sqlite")
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"sampling": "poisson"}, "sampling poisson is not for real devices"),
+        ({"sampling": "cyclic"}, "sampling cyclic is not for real devices"),
+        ({"loss": "hinge"}, "the plan is for loss hinge, device a declares logistic"),
+    ],
+)
+def test_what_devices_cannot_do_is_not_asked_of_them(
+    site: Site, wrong: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(fb.InvalidInputError, match=words):
+        site.start(plan=replace(PLAN, **wrong))
+
+
+def test_who_leaves_early_as_planned_is_not_waited_for(site: Site) -> None:
+    plan = replace(PLAN, rounds=2, last_round=np.array([2, 2, 2, 1]))
+    left: Script = lambda o: [  # noqa: E731
+        reply_to(o, "d") if o.round == 1 else refusal(o, "d", "wrong-round")
+    ]
+    devices, _ = site.start({"d": left}, plan=plan, deadline=600, minimum=4)
+    mean_of(devices.run_round(ordered(1, plan=plan)), *NAMES)
+    second = devices.run_round(ordered(2, plan=plan))
+    mean_of(second, "a", "b", "c")
+    assert second.refused == {} and second.cost[3] == ROUND_COST
+    assert site.checkpoints is not None and site.checkpoints.dropped() == {}
+
+
+def test_the_end_withdraws_offers_and_orders(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices, _ = site.start()
+    devices.run_round(ordered())
+    again, connection = site.start()  # it died before it could
+    withdrawn: list[str] = []
+    monkeypatch.setattr(connection, "withdraw", withdrawn.append)
+    again.finish()
+    run = bytes.fromhex(again.status()["run"])
+    assert set(withdrawn) == {topics.order(run), *map(topics.offer, NAMES)}
+
+
+def test_a_large_model_goes_out_and_comes_back_in_chunks(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedbudget.fleet.coordinator import devices as coordinator
+    from fedbudget.fleet.wire.framing import Joiner, split
+
+    joiner = Joiner(max_bytes=10_000)
+
+    class Chunked(Scripted):
+        def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+            if topics.parse(topic)[0] == "order" and payload:
+                whole = joiner.add("order", payload)
+                if whole is not None:
+                    super().publish(topic, whole)
+
+        def say(self, name: str, sent: Any) -> None:
+            for _, piece in split("reply", sent.to_bytes(), limit=140):
+                super().say(name, piece)
+
+    monkeypatch.setattr(coordinator, "split", lambda t, p: split(t, p, limit=140))
+    monkeypatch.setitem(Site.start.__globals__, "Scripted", Chunked)
+    devices, connection = site.start()
+    mean_of(devices.run_round(ordered()), *NAMES)
+    assert len([t for t in connection.kept if "/order/" in t]) > 1
+
+
+def test_the_loop_ends_when_all_refuse(site: Site) -> None:
+    scripts: dict[str, Script] = {
+        name: lambda o, n=name: [refusal(o, n, "privacy-budget")]  # type: ignore[misc]
+        for name in NAMES
+    }
+    devices, _ = site.start(scripts)
+    with pytest.raises(fb.TrainingError, match="no device answered round 1"):
+        fb.train(PLAN, devices)
+
+
+@pytest.mark.parametrize("round", [0, 1], ids=["of the run", "of a round"])
+def test_owners_who_had_all_refused_may_think_again(site: Site, round: int) -> None:
+    scripts: dict[str, Script] = {
+        name: lambda o, n=name: [replace(refusal(o, n, "policy"), round=round)]  # type: ignore[misc]
+        for name in NAMES
+    }
+    folder = str(site.path / "run")
+    devices, _ = site.start(scripts, minimum=2)
+    with pytest.raises(fb.TrainingError, match="no device answered round 1: policy"):
+        fb.train(PLAN, devices, record=folder)
+    assert site.checkpoints is not None and site.checkpoints.rounds_closed() == 0
+    # Nothing has changed: asked again, they refuse again.
+    devices, _ = site.start(scripts, minimum=2)
+    with pytest.raises(fb.TrainingError, match="no device answered round 1: policy"):
+        fb.train(PLAN, devices, record=folder)
+    devices, _ = site.start(minimum=2)
+    run = fb.train(PLAN, devices, record=folder)
+    assert [row["answered"] for row in run.rounds] == [4] * PLAN.rounds
+
+
+def test_too_many_refusals_for_the_minimum_are_not_for_good(site: Site) -> None:
+    no: Script = lambda o: [refusal(o, "d", "policy")]  # noqa: E731
+    devices, _ = site.start({"d": no}, minimum=4)
+    with pytest.raises(fb.TrainingError, match="round 1 has 3 answers"):
+        devices.run_round(ordered())
+    again, _ = site.start(minimum=4)
+    mean_of(again.run_round(ordered()), *NAMES)
+
+
+def test_an_offer_that_met_a_passing_trouble_is_sent_again(site: Site) -> None:
+    sent: list[int] = []
+
+    def script(order: RoundOrder) -> list[Any]:
+        trouble = replace(refusal(order, "c", "device-trouble"), round=0)
+        sent.append(connection.offers.count("c"))
+        return [trouble] if sent[-1] < 3 else [reply_to(order, "c")]
+
+    devices, connection = site.start({"c": script}, deadline=0.4)
+    first = devices.run_round(ordered(1))
+    mean_of(first, "a", "b", "d")
+    # At half the deadline with the order, and then before the next order.
+    assert sent == [1, 2]
+    mean_of(devices.run_round(ordered(2)), *NAMES)
+    assert site.checkpoints is not None and site.checkpoints.replies(0) == {}
+    devices.run_round(ordered(3))
+    assert connection.offers.count("c") == 3
+
+
+def test_a_run_goes_on_only_in_its_own_precision(site: Site) -> None:
+    devices, _ = site.start()
+    devices.run_round(ordered(1))
+    sent: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Scripted, "publish", lambda s, topic, *_, **__: sent.append(topic)
+        )
+        with pytest.raises(fb.RecordError, match="models are float64, not float32"):
+            site.start(precision="float32")
+    assert sent == []
+    again, _ = site.start()
+    mean_of(again.run_round(ordered(2)), *NAMES)
+
+
+def test_a_run_under_drift_control_says_so_and_allows_for_it(site: Site) -> None:
+    plan = replace(PLAN, drift_control=True, momentum=0.25)
+    far = 1.5 * farthest(plan, 1, THETA) / 2  # in each of four numbers
+    script: Script = lambda o: [reply_to(o, "b", theta=moved(o, far))]  # noqa: E731
+    devices, connection = site.start({"b": script}, plan=plan, deadline=0.3)
+    for topic, payload in connection.kept.items():
+        if topics.parse(topic)[0] == "offer":
+            told = RunOffer.from_bytes(decode(payload)[0])
+            assert told.drift_momentum == 0.25
+    # In the first round there is no shift yet, and no honest step leads so far.
+    first = devices.run_round(ordered(1, plan=plan))
+    mean_of(first, "a", "c", "d")
+    assert devices.run_round(ordered(2, plan=plan)).answered.all()
+    again, _ = site.start({"b": script}, plan=plan, deadline=0.3)
+    assert again.run_round(ordered(3, plan=plan)).answered.all()
+
+
+def test_a_run_without_it_does_not_speak_of_drift(site: Site) -> None:
+    _, connection = site.start()
+    offers = [p for t, p in connection.kept.items() if topics.parse(t)[0] == "offer"]
+    assert len(offers) == 4
+    assert all(b"drift" not in payload for payload in offers)

@@ -1,0 +1,71 @@
+"""A whole run over Flower: real SuperLink, SuperNodes and guards, on loopback."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.fleet.flower_trial import FlowerTrial
+
+from fedbudget.data.newcomers import only
+from fedbudget.errors import InvalidInputError
+from fedbudget.fleet.coordinator.flower import settings_of
+from fedbudget.fleet.device.statement import read_statement
+from fedbudget.fleet.trial import Terms
+from fedbudget.record import read_rounds
+from tests.contract_devices import DATA
+
+# Enough for two rounds.
+TERMS = Terms(
+    epsilon=50,
+    cost=250,
+    communication=100,
+    computation=1,
+    least_noise_multiplier=0.01,
+)
+
+
+def test_a_run_over_flower_is_planned_paid_and_released(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed: docs/fleet.md says how")
+    trial = FlowerTrial(tmp_path, only(DATA, [0, 1, 2]), TERMS)
+    with ExitStack() as stack:
+        trial.start(stack)
+        trial.wait(lambda status: None)
+    rounds = read_rounds(tmp_path / "out" / "run")
+    assert len(rounds) == trial.plan().rounds > 1
+    assert [row["answered"] for row in rounds] == [3] * len(rounds)
+    assert np.abs(trial.model()).max() > 0
+    for m, name in enumerate(trial.names):
+        ledger = read_statement(tmp_path / name / "ledger.sqlite")
+        assert 0 < ledger.cost == pytest.approx(rounds[-1]["cost"][m])
+        assert ledger.epsilon == pytest.approx(rounds[-1]["epsilon"][m])
+        assert ledger.epsilon <= 50 and ledger.cost <= 250
+
+
+def test_a_run_config_is_read_like_the_options_of_the_server() -> None:
+    config = {"out": "runs/a", "signing-key": "a.sign", "devices": 0}
+    settings = settings_of(config | {"status-port": -1, "wait": 5.0})
+    assert (settings.out, settings.wait) == (Path("runs/a"), 5.0)
+    assert settings.devices is None and settings.status_port is None
+    assert settings_of(config | {"status-port": 0}).status_port == 0
+
+
+@pytest.mark.parametrize("key", ["dead-line", "signing_key", "broker"])
+def test_a_key_that_a_run_config_does_not_know_is_refused(key: str) -> None:
+    config = {"out": "runs/a", "signing-key": "a.sign", key: "9"}
+    with pytest.raises(InvalidInputError, match=f"^{key} in the run .* deadline, "):
+        settings_of(config)
+
+
+@pytest.mark.parametrize("key", ["status-port", "devices", "wait", "planner"])
+def test_a_value_of_a_run_config_that_is_wrong_is_refused(key: str) -> None:
+    config = {"out": "runs/a", "signing-key": "a.sign", key: "many"}
+    with pytest.raises(InvalidInputError, match=key):
+        settings_of(config)
+
+
+@pytest.mark.parametrize("missing", ["out", "signing-key"])
+def test_a_run_config_without_its_paths_is_refused(missing: str) -> None:
+    config = {"out": "runs/a", "signing-key": "a.sign"} | {missing: ""}
+    with pytest.raises(InvalidInputError, match=f"{missing} is missing"):
+        settings_of(config)

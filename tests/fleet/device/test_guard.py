@@ -1,0 +1,379 @@
+"""The guard: what it answers, what it refuses, and what it charges for either."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbudget.errors import LedgerError
+from fedbudget.fleet.device import guard as guard_module
+from fedbudget.fleet.device.policy import read_policy
+from fedbudget.fleet.wire.codec import encode
+from fedbudget.fleet.wire.messages import Reply, theta_from_bytes
+from fedbudget.fleet.wire.signing import Signer
+from fedbudget.ledger import Charge, Ledger
+from tests.fleet.devices import SIGNER, Site, new_site, rows
+from tests.fleet.examples import RUN, offer, order, theta
+
+OTHER_RUN = bytes(16)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = new_site(tmp_path)
+    yield site
+    site.guard.close()
+
+
+@pytest.fixture
+def joined(site: Site) -> Site:
+    assert site.offer().code == "accepted"
+    return site
+
+
+def noise_of(site: Site, answer: bytes) -> Any:
+    return theta_from_bytes(answer, "float64", 4) - np.frombuffer(theta())
+
+
+def test_a_round_is_answered_and_charged(joined: Site) -> None:
+    reply = joined.order()
+    assert reply.code == "answered"
+    assert theta_from_bytes(reply.theta, "float64", 4).shape == (4,)
+    by_hand = Ledger(joined.policy.budget.budget, num_devices=1)
+    # noise 0.2 on a mean of 100 gradients of norm 1: a multiplier of 20.
+    by_hand.count(Charge(steps=5, noise_multiplier=20.0, cost=105.0))
+    assert joined.spent == (by_hand.epsilon[0], 105.0)
+
+
+def test_the_answer_has_the_noise_of_the_offer(joined: Site) -> None:
+    joined.offer(run=OTHER_RUN, tau=1, rounds=100, learning_rate=1.0, noise_std=20.0)
+    moves = []
+    for number in range(1, 10):
+        answer = joined.order(run=OTHER_RUN, round=number)
+        moves.append(noise_of(joined, answer.theta))
+    # 36 draws, whose mean square is outside of this once in a million times.
+    assert 0.25 < np.mean(np.square(moves)) / 20.0**2 < 2.6
+
+
+def test_an_answered_round_is_sent_again_and_costs_nothing(joined: Site) -> None:
+    first, spent = joined.order(), joined.spent
+    assert joined.order().to_bytes() == first.to_bytes()
+    # Another model makes no difference: nothing new is computed.
+    assert joined.order(theta=bytes(32)).to_bytes() == first.to_bytes()
+    joined.restart()
+    assert joined.order().to_bytes() == first.to_bytes()
+    assert joined.spent == spent
+
+
+def test_rounds_may_be_skipped_but_not_taken_back(joined: Site) -> None:
+    assert joined.order(round=4).code == "answered"
+    spent = joined.spent
+    for number in (1, 2, 3, 9):
+        assert joined.order(round=number).code == "wrong-round"
+    assert joined.spent == spent
+    assert joined.order(round=5).code == "answered"
+    assert joined.order(round=4).code == "wrong-round"  # only the last one is kept
+
+
+def test_a_charge_without_an_answer_stays_and_is_not_computed_again(
+    joined: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(guard_module, "noisy_steps", crash)
+        with pytest.raises(KeyboardInterrupt):
+            joined.order()
+    spent = joined.spent
+    assert spent[1] == 105.0
+    joined.restart()
+    assert joined.order().code == "already-charged"
+    assert joined.spent == spent
+    assert joined.order(round=2).code == "answered"
+
+
+def crash(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "epsilon, cost, code", [(4.0, 250.0, "cost-budget"), (2.0, 1e6, "privacy-budget")]
+)
+def test_what_would_overdraw_is_refused_without_a_number(
+    tmp_path: Path, epsilon: float, cost: float, code: str
+) -> None:
+    site = new_site(tmp_path, epsilon=epsilon, cost=cost)
+    site.offer(rounds=60)
+    codes = [site.order(round=number).code for number in range(1, 61)]
+    answered = codes.count("answered")
+    assert 1 < answered < 60
+    assert codes == ["answered"] * answered + [code] * (60 - answered)
+    spent = site.spent
+    assert spent[0] <= epsilon and spent[1] <= cost
+    refusal = site.order(round=60)
+    assert not any(sign.isdigit() for sign in refusal.reason)
+    site.restart()
+    assert site.order(round=60).code == code
+    assert site.spent == spent
+    site.guard.close()
+
+
+WRONG_OFFERS: dict[str, dict[str, Any]] = {
+    "another device": {"device": "sensor-2"},
+    "another run's name": {"name": "adverts"},
+    "too little noise": {"noise_std": 0.04},
+    "no noise": {"noise_std": 0.0},
+    "noise that cannot be made": {"noise_std": 1e300},
+    "too many steps": {"tau": 51},
+    "too many rounds": {"rounds": 101},
+    "too large steps": {"learning_rate": 21.0},
+    "too large an L2 term": {"l2": 0.2},
+    "more samples than there are": {"num_samples": 101, "batch_size": 101},
+    "a batch above the samples": {"sampling": "fixed", "batch_size": 101},
+    "a full batch that is not": {"batch_size": 50},
+    "another loss": {"loss": "hinge"},
+    "other classes": {"loss": "softmax", "num_classes": 3},
+    "another width": {"dim": 5},
+}
+
+
+@pytest.mark.parametrize("changes", WRONG_OFFERS.values(), ids=WRONG_OFFERS)
+def test_an_offer_outside_the_policy_is_refused(
+    site: Site, changes: dict[str, Any]
+) -> None:
+    reply = site.offer(**changes)
+    assert (reply.code, reply.round) == ("policy", 0)
+    assert site.guard.answer_order(SIGNER.sign(order())) == []
+    assert site.spent == (0.0, 0.0)
+
+
+def test_an_offer_may_come_again_but_not_changed(joined: Site) -> None:
+    assert joined.offer().code == "accepted"
+    assert joined.offer(rounds=9).code == "policy"
+    joined.restart()
+    assert joined.offer().code == "accepted"
+    assert joined.order().code == "answered"
+
+
+def test_an_order_that_comes_before_its_offer_is_answered_then(site: Site) -> None:
+    assert site.guard.answer_order(SIGNER.sign(order())) == []
+    replies = site.guard.answer_offer(SIGNER.sign(offer()))
+    assert [reply.code for reply in replies] == ["accepted", "answered"]
+
+
+def test_a_strangers_orders_get_no_answer(joined: Site) -> None:
+    stranger = Signer.generate()
+    assert joined.guard.answer_offer(stranger.sign(offer(run=OTHER_RUN))) == []
+    assert joined.guard.answer_order(stranger.sign(order())) == []
+    assert joined.spent == (0.0, 0.0)
+
+
+def test_a_run_that_the_owner_has_struck_off_the_list_ends(joined: Site) -> None:
+    assert joined.order(round=1).code == "answered"
+    path, spent = joined.folder / "policy.toml", joined.spent
+    path.write_text(path.read_text().replace("alarms*", "other*"))
+    joined.restart()
+    assert joined.order(round=2).code == "policy"
+    assert joined.spent == spent
+
+
+def test_each_coordinator_commands_its_own_runs_only(tmp_path: Path) -> None:
+    site, other = new_site(tmp_path), Signer.generate()
+    path = tmp_path / "policy.toml"
+    keys = f'"{SIGNER.public_key}", "{other.public_key}"'
+    path.write_text(path.read_text().replace(f'"{SIGNER.public_key}"', keys))
+    site.restart()
+    site.offer()
+    (reply,) = site.guard.answer_order(other.sign(order()))
+    assert reply.code == "untrusted"
+    assert site.spent == (0.0, 0.0)
+    site.guard.close()
+
+
+BAD_MODELS = {
+    "short": theta(3),
+    "long": theta(5),
+    "in float32": theta(4, "<f4"),
+    "not a number": np.array([0.0, np.nan, 0, 0]).tobytes(),
+    "infinite": np.array([0.0, -np.inf, 0, 0]).tobytes(),
+    "gigantic": np.full(4, 1e31).tobytes(),
+}
+
+
+@pytest.mark.parametrize("model", BAD_MODELS.values(), ids=BAD_MODELS)
+def test_a_model_that_is_none_is_refused(joined: Site, model: bytes) -> None:
+    assert joined.order(theta=model).code == "bad-model"
+    assert joined.spent == (0.0, 0.0)
+
+
+def test_a_model_that_grows_beyond_bounds_is_paid_and_refused(site: Site) -> None:
+    path = site.folder / "policy.toml"
+    path.write_text(path.read_text().replace("most_l2 = 0.1", "most_l2 = 10"))
+    site.restart()
+    site.offer(l2=10.0, learning_rate=20.0, tau=50)  # each step multiplies by -199
+    reply = site.order()
+    assert reply.code == "bad-model" and "grew" in reply.reason
+    assert site.spent[1] == 150.0
+    assert site.order().code == "already-charged"
+
+
+def test_truncated_and_damaged_orders_are_ignored(joined: Site) -> None:
+    good = SIGNER.sign(order())
+    for cut in range(0, len(good), 7):
+        assert joined.guard.answer_order(good[:cut]) == []
+    body = order().to_bytes()
+    for wrong in (b"", b"\x00", encode([body, bytes(64)]), encode({"v": 1}), body):
+        assert joined.guard.answer_order(wrong) == []
+    assert joined.spent == (0.0, 0.0)
+
+
+def test_another_version_is_ignored(joined: Site, monkeypatch: Any) -> None:
+    from fedbudget.fleet.wire import messages
+
+    monkeypatch.setattr(messages, "VERSION", 2)
+    later = SIGNER.sign(order())
+    monkeypatch.undo()
+    assert joined.guard.answer_order(later) == []
+    assert joined.spent == (0.0, 0.0)
+
+
+def test_an_offer_is_no_order(joined: Site) -> None:
+    assert joined.guard.answer_order(SIGNER.sign(offer())) == []
+    assert joined.guard.answer_offer(SIGNER.sign(order())) == []
+
+
+def test_a_stricter_policy_holds_for_runs_that_go_on(joined: Site) -> None:
+    assert joined.order().code == "answered"
+    path = joined.folder / "policy.toml"
+    path.write_text(path.read_text().replace("most_tau = 50", "most_tau = 4"))
+    joined.restart()
+    assert joined.order(round=2).code == "policy"
+
+
+def test_a_lower_budget_holds_at_once(joined: Site) -> None:
+    joined.order()
+    path = joined.folder / "policy.toml"
+    path.write_text(path.read_text().replace("cost = 1000.0", "cost = 150"))
+    joined.restart()
+    assert joined.spent[1] == 105.0
+    assert joined.order(round=2).code == "cost-budget"
+
+
+def grow(site: Site, count: int) -> None:
+    x, y = rows(count)
+    np.savez(site.folder / "rows.npz", x=x, y=y)
+
+
+def test_new_rows_wait_for_the_next_run(joined: Site) -> None:
+    joined.order()
+    grow(joined, 130)
+    assert joined.guard.refresh()
+    assert joined.guard.declaration.num_samples == 130
+    assert joined.order(round=2).code == "answered"
+    frozen = joined.guard._frozen[RUN].rows
+    assert len(frozen) == 100
+    changes = {"run": OTHER_RUN, "num_samples": 130, "batch_size": 130}
+    assert joined.offer(**changes).code == "accepted"
+    assert joined.order(run=OTHER_RUN).code == "answered"
+    # One data set, one budget, however it grew.
+    assert joined.spent[1] == 3 * 105
+
+
+def test_an_offer_for_new_rows_has_them_read(joined: Site) -> None:
+    grow(joined, 120)
+    changes = {"run": OTHER_RUN, "num_samples": 120, "batch_size": 120}
+    assert joined.offer(**changes).code == "accepted"
+
+
+def test_a_data_file_that_breaks_is_trouble_and_no_charge(joined: Site) -> None:
+    (joined.folder / "rows.npz").write_bytes(b"half a file")
+    changes = {"run": OTHER_RUN, "num_samples": 120, "batch_size": 120}
+    reply = joined.offer(**changes)
+    assert (reply.code, reply.reason) == ("device-trouble", "see the device's log")
+    assert joined.order().code == "answered"  # from the rows that were read before
+    assert joined.spent[1] == 105.0
+
+
+def test_a_run_whose_rows_are_gone_ends(joined: Site) -> None:
+    joined.order()
+    x, y = rows()
+    np.savez(joined.folder / "rows.npz", x=x, y=1 - y)
+    joined.restart()
+    spent = joined.spent
+    assert joined.order(round=2).code == "data-changed"
+    assert joined.spent == spent  # and it has not been forgotten either
+    assert joined.offer(run=OTHER_RUN).code == "accepted"
+
+
+def test_batches_without_replacement_are_charged_as_if_all_took_part(
+    joined: Site,
+) -> None:
+    changes = {"sampling": "fixed", "batch_size": 25, "noise_std": 0.8}
+    assert joined.offer(run=OTHER_RUN, **changes).code == "accepted"
+    assert joined.order(run=OTHER_RUN).code == "answered"
+    by_hand = Ledger(joined.policy.budget.budget, num_devices=1)
+    by_hand.count(Charge(steps=5, noise_multiplier=20.0, cost=105.0))
+    assert joined.spent == (by_hand.epsilon[0], 105.0)
+
+
+def test_the_declaration_is_what_the_policy_makes_public(site: Site) -> None:
+    declared = site.guard.declaration
+    assert (declared.num_samples, declared.dim, declared.num_classes) == (100, 4, 1)
+    assert (declared.epsilon, declared.cost) == (4.0, 1000.0)
+    site.offer(), site.order()
+    assert site.guard.declaration == declared  # nothing about what is left
+
+
+def test_clocks_do_not_matter(joined: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    codes = []
+    for number, now in enumerate((0.0, 4e9, -1e9, 1.0), 1):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        codes.append(joined.order(round=number).code)
+        joined.restart()
+    assert codes == ["answered"] * 4
+    assert joined.spent[1] == 4 * 105
+
+
+def test_a_reply_never_tells_what_is_left(joined: Site) -> None:
+    assert set(Reply.checks) == {"device", "run", "round", "code", "theta", "reason"}
+
+
+def test_two_guards_do_not_share_a_ledger(site: Site) -> None:
+    from fedbudget.errors import LedgerError
+    from fedbudget.fleet.device.guard import Guard
+
+    with pytest.raises(LedgerError, match="in use by another process"):
+        Guard(site.policy)
+
+
+def test_the_ledger_of_another_data_set_is_refused(site: Site) -> None:
+    from fedbudget.errors import LedgerError
+    from fedbudget.fleet.device.guard import Guard
+
+    site.guard.close()
+    path = site.folder / "policy.toml"
+    path.write_text(path.read_text().replace('lineage = "roof"', 'lineage = "cellar"'))
+    with pytest.raises(LedgerError, match="of the data set 'roof', not 'cellar'"):
+        Guard(read_policy(path))
+
+
+def test_rows_that_the_ledger_could_not_note_are_not_used(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = rows(105)
+    np.savez(site.folder / "rows.npz", x=x, y=y)
+
+    def full(*_: object, **__: object) -> None:
+        raise LedgerError("the disk is full")
+
+    with monkeypatch.context() as trouble:
+        trouble.setattr(site.guard._accounts, "note_data", full)
+        with pytest.raises(LedgerError):
+            site.guard.refresh()
+    assert site.guard.declaration.num_samples == 100
+    assert site.guard.refresh()
+    assert site.guard.declaration.num_samples == 105
+    assert site.guard._accounts.data is not None
+    assert site.guard._accounts.data[0] == 105

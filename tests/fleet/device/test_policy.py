@@ -1,0 +1,114 @@
+"""The owner's policy: what it says, and how its mistakes are named."""
+
+from pathlib import Path
+
+import pytest
+
+from fedbudget.errors import InvalidInputError
+from fedbudget.fleet.device.policy import read_policy
+from tests.fleet.devices import SIGNER, write_device
+
+
+def test_a_policy_is_read(tmp_path: Path) -> None:
+    policy = read_policy(write_device(tmp_path))
+    assert policy.device == "sensor-1"
+    assert policy.data.file == tmp_path / "rows.npz"
+    assert (policy.data.loss, policy.data.lineage) == ("logistic", "roof")
+    assert (policy.budget.epsilon, policy.budget.accountant) == (4.0, "gdp")
+    assert policy.prices.communication == 100.0
+    # What is made public is the budget, unless the owner says otherwise.
+    assert (policy.public.epsilon, policy.public.cost) == (4.0, 1000.0)
+    assert policy.orders.trusted == (SIGNER.public_key,)
+    assert policy.ledger == tmp_path / "ledger.sqlite"
+    assert policy.broker is not None and policy.socket is None
+    assert (policy.broker.port, policy.broker.ca) == (8883, None)
+
+
+def test_runs_are_joined_by_pattern(tmp_path: Path) -> None:
+    orders = read_policy(write_device(tmp_path)).orders
+    assert orders.joins("alarms") and orders.joins("alarms 2026")
+    assert not orders.joins("adverts") and not orders.joins("Alarms")
+
+
+MISTAKES = {
+    "no epsilon": ("epsilon = 4.0", "", "budget.epsilon is missing"),
+    "no cost": ("cost = 1000.0", "", "budget.cost is missing"),
+    "a negative epsilon": ("epsilon = 4.0", "epsilon = -1", "budget.epsilon must be"),
+    "an infinite epsilon": ("epsilon = 4.0", "epsilon = inf", "budget.epsilon must be"),
+    "an endless cost": ("cost = 1000.0", f"cost = {10**400}", "budget.cost must be"),
+    "too many digits": ("epsilon = 4.0", f"epsilon = {'9' * 5000}", "is not TOML"),
+    "epsilon as text": ("epsilon = 4.0", 'epsilon = "4"', "budget.epsilon must be a n"),
+    "a truth value": ("epsilon = 4.0", "epsilon = true", "budget.epsilon must be a n"),
+    "delta of one": ("delta = 1e-4", "delta = 1", "budget.delta must be"),
+    "a delta of nothing": ("delta = 1e-4", "delta = 0.9", "delta must be at least"),
+    "an absurd epsilon": ("epsilon = 4.0", "epsilon = 1e16", "at most 1e+12"),
+    "an absurd price": ("computation = 1", "computation = 1e16", "at most 1e+12"),
+    "an absurd noise": ("= 5.0", "= 1e16", "least_noise_multiplier must be above 0"),
+    "another accountant": (
+        "delta = 1e-4",
+        'delta = 1e-4\naccountant = "pld"',
+        "budget.accountant 'pld' is not known",
+    ),
+    "an unknown key": ("delta", "delta = 1e-4\nsigma", "budget.sigma is not known"),
+    "an unknown table": ("[broker]", "[extra]\n[broker]", "extra is not known"),
+    "no table": ("[prices]", "[price]", "prices is missing"),
+    "prices of nothing": (
+        "communication = 100\ncomputation = 1",
+        "communication = 0\ncomputation = 0",
+        "prices.communication and computation are both 0",
+    ),
+    "no device": ('device = "sensor-1"', "", "device is missing"),
+    "a device with a slash": ("sensor-1", "a/b", "device must be 1 to 64 letters"),
+    "a bad key": ("ed25519:", "rsa:", "orders.trusted is wrong: public key"),
+    "no keys": (
+        f'["{SIGNER.public_key}"]',
+        "[]",
+        "orders.trusted must be a li",
+    ),
+    "half a step": (
+        "most_tau = 50",
+        "most_tau = 0.5",
+        "orders.most_tau must be a n",
+    ),
+    "no steps": ("most_tau = 50", "most_tau = 0", "orders.most_tau must be a whole"),
+    "no noise": (
+        "least_noise_multiplier = 5.0",
+        "least_noise_multiplier = 0",
+        "orders.least_noise_multiplier must be above 0",
+    ),
+    "another loss": ("logistic", "deep", "data.loss 'deep' is not known"),
+    "a table without schema": ("rows.npz", "rows.csv", "data.schema is missing"),
+    "a far broker in the clear": ("localhost", "example.org", "broker.ca is missing"),
+    "two ways in": (
+        "[broker]",
+        '[socket]\nfile = "guard.sock"\n[broker]',
+        "socket does not go with broker",
+    ),
+    "half of TLS": ("port", 'ca = "ca.pem"\nport', "broker.certificate is missing"),
+    "a port of no machine": ("port = 8883", "port = 99999", "broker.port must be"),
+    "more public than there is": (
+        "[prices]",
+        "[public]\nepsilon = 5\n[prices]",
+        "public.epsilon must be",
+    ),
+    "no TOML": ("[prices]", "[prices", "is not TOML"),
+}
+
+
+@pytest.mark.parametrize("old, new, message", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named_with_its_file(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    path = write_device(tmp_path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(InvalidInputError) as caught:
+        read_policy(path)
+    assert message in str(caught.value) and "policy.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_policy_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"no\.toml.*cannot be read"):
+        read_policy(tmp_path / "no.toml")

@@ -1,0 +1,163 @@
+"""The device's process: topics in and out, its memory, its imports, its commands."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbudget.fleet.device.policy import read_policy
+from fedbudget.fleet.device.process import Device
+from fedbudget.fleet.wire import topics
+from fedbudget.fleet.wire.framing import Joiner, split
+from fedbudget.fleet.wire.messages import Declaration, Reply, theta_from_bytes
+from tests.cli.running import assert_one_line, run
+from tests.fleet.devices import SIGNER, write_device
+from tests.fleet.examples import RUN, offer, order
+
+FEDBUDGET = [sys.executable, "-m", "fedbudget"]
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    device = Device(read_policy(write_device(tmp_path)))
+    yield device
+    device.close()
+
+
+def test_it_says_who_it_is(device: Device) -> None:
+    declared, online = device.hello()
+    assert (declared.topic, declared.retain) == ("fedbudget/1/declare/sensor-1", True)
+    assert Declaration.from_bytes(declared.payload).num_samples == 100
+    assert online == ("fedbudget/1/status/sensor-1", b"online", True)
+    assert device.will == ("fedbudget/1/status/sensor-1", b"offline")
+    assert device.topics == ("fedbudget/1/offer/sensor-1/#", "fedbudget/1/order/#")
+
+
+def test_a_round_from_topic_to_topic(device: Device) -> None:
+    (accepted,) = device.handle(topics.offer("sensor-1"), SIGNER.sign(offer()))
+    assert Reply.from_bytes(accepted.payload).code == "accepted"
+    (answer,) = device.handle(topics.order(RUN), SIGNER.sign(order()))
+    assert (answer.topic, answer.retain) == ("fedbudget/1/reply/sensor-1", False)
+    assert Reply.from_bytes(answer.payload).code == "answered"
+    assert device.handle(topics.order(RUN), SIGNER.sign(order())) == [answer]
+
+
+def test_what_is_not_for_it_gets_no_answer(device: Device) -> None:
+    offered, ordered = SIGNER.sign(offer()), SIGNER.sign(order())
+    for topic, payload in (
+        ("elsewhere", offered),
+        (topics.offer("sensor-2"), offered),
+        (topics.reply("sensor-1"), ordered),
+        (topics.offer("sensor-1"), b""),
+        (topics.offer("sensor-1"), b"\xff"),
+        (topics.order(RUN), bytes(1 << 20)),
+        (topics.order(RUN), ordered),
+    ):
+        assert device.handle(topic, payload) == []
+
+
+def test_a_large_model_comes_and_goes_in_chunks(tmp_path: Path) -> None:
+    write_device(tmp_path)
+    dim = 30_000
+    x = np.zeros((100, dim), dtype=np.float32)
+    x[:, 0] = 1.0
+    np.savez(tmp_path / "rows.npz", x=x, y=np.arange(100) % 2)
+    device = Device(read_policy(tmp_path / "policy.toml"))
+    device.handle(topics.offer("sensor-1"), SIGNER.sign(offer(dim=dim, tau=1)))
+    signed = SIGNER.sign(order(theta=np.zeros(dim).tobytes()))
+    pieces = split(topics.order(RUN), signed)
+    assert len(pieces) == 3
+    random.Random(0).shuffle(pieces)
+    *early, answered = (device.handle(*piece) for piece in pieces)
+    assert early == [[], []] and len(answered) == 3
+    joiner = Joiner(max_bytes=1 << 20)
+    whole = [joiner.add("sensor-1", out.payload) for out in answered][-1]
+    assert whole is not None
+    found = theta_from_bytes(Reply.from_bytes(whole).theta or b"", "float64", dim)
+    assert 0.15 < found.std() < 0.25  # the noise of the offer
+    device.close()
+
+
+def test_new_rows_are_declared(device: Device, tmp_path: Path) -> None:
+    assert device.refresh() == []
+    x, y = np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1])
+    np.savez(tmp_path / "rows.npz", x=np.tile(x, (50, 1)), y=np.tile(y, 50))
+    (declared,) = device.refresh()
+    assert Declaration.from_bytes(declared.payload).num_samples == 200
+    (tmp_path / "rows.npz").write_bytes(b"half a file")
+    assert device.refresh() == []  # the rows that were read before stay
+    assert Declaration.from_bytes(device.hello()[0].payload).num_samples == 200
+
+
+def test_a_device_loads_nothing_heavy() -> None:
+    script = """
+import sys
+from fedbudget.cli import main
+try:
+    main(["device", "no.toml"])
+except SystemExit as stopped:
+    assert stopped.code == 2, stopped.code
+heavy = "numba llvmlite scipy pandas pyarrow sklearn matplotlib typer rich asyncio"
+heavy += " numpy.random fedbudget.planning fedbudget.training fedbudget.simulation"
+assert "fedbudget.fleet.device.guard" in sys.modules
+print(sorted(set(heavy.split()) & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+    assert done.stderr.startswith("error: policy 'no.toml' cannot be read")
+
+
+def test_the_commands_for_owners(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown_by(*arguments: str) -> str:
+        result = run(capsys, *arguments)
+        assert (result.code, result.err) == (0, "")
+        return result.out
+
+    policy, ledger = str(write_device(tmp_path)), str(tmp_path / "ledger.sqlite")
+    found = json.loads(shown_by("device", policy, "--check", "--json"))
+    assert found["declaration"]["num_samples"] == 100
+    assert found["ledger"]["epsilon"] == 0.0
+    assert "least noise multiplier  5.0" in shown_by("device", policy, "--check")
+    site = Device(read_policy(policy))
+    site.handle(topics.offer("sensor-1"), SIGNER.sign(offer()))
+    site.handle(topics.order(RUN), SIGNER.sign(order()))
+    shown = json.loads(shown_by("ledger", "show", ledger, "--json"))  # while in use
+    site.close()
+    assert (shown["cost"], shown["runs"][0]["answered"]) == (105.0, 1)
+    text = shown_by("ledger", "show", ledger)
+    assert "105 of 1000" in text and "alarms 00010203" in text
+    assert shown["head"] in shown_by("ledger", "verify", ledger)
+    os.truncate(tmp_path / "ledger.sqlite.head", 3)
+    cut = run(capsys, "ledger", "verify", ledger)
+    assert_one_line(cut, code=1, says=(".head file is gone or damaged",))
+
+
+def test_a_wrong_policy_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_device(tmp_path)
+    path.write_text(path.read_text().replace("delta = 1e-4", "delta = 2"))
+    for options in ([], ["--check"]):
+        wrong = run(capsys, "device", str(path), *options)
+        assert_one_line(wrong, code=2, says=("budget.delta must be",))
+
+
+def test_a_device_without_a_broker_waits_and_stops_when_told(tmp_path: Path) -> None:
+    path = write_device(tmp_path, port=1)  # where nobody listens
+    command = [*FEDBUDGET, "device", str(path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "no connection; trying on" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0

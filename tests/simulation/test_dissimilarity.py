@@ -1,0 +1,110 @@
+"""How unlike devices are: measured with noise, about right, and paid for."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import fedbudget as fb
+from fedbudget.privacy import GDP
+from fedbudget.simulation import dissimilarity
+from fedbudget.simulation.dissimilarity import (
+    charge_query,
+    estimate,
+    measure_dissimilarity,
+    plan_with_query,
+    query_cost,
+)
+from tests.examples import small_data
+
+BUDGET = fb.Budget(epsilon=[4.0, 1.0, 4.0, 4.0], cost=1000)
+PRICES = fb.Prices(communication=100, computation=1)
+
+
+def test_unlike_devices_measure_as_more_unlike() -> None:
+    found = []
+    for unlike in (0.0, 0.5, 3.0):
+        data = small_data(devices=4, rows=2000, unlike=unlike, seed=2)
+        problem = measure_dissimilarity(data, data.problem(), BUDGET, seed=0)
+        found.append(problem["dissimilarity"])
+    assert found == sorted(found) and found[0] < 0.25 < found[2]
+
+
+def test_noise_is_taken_off_the_estimate() -> None:
+    rng = np.random.default_rng(0)
+    many, dim = 4, 100
+    common = np.full(dim, 0.3)
+    true = common + 0.1 * rng.standard_normal((many, dim))
+    std = np.array([0.1, 0.2, 0.3, 0.2])
+    w = 1 / std**2 / np.sum(1 / std**2)
+    mean = w @ true
+    exact = np.sqrt(w @ np.sum((true - mean) ** 2, axis=1) / (mean @ mean))
+    noisy = [
+        estimate(true + std[:, None] * rng.standard_normal((many, dim)), std)
+        for _ in range(200)
+    ]
+    # By hand from the definition, on gradients without noise.
+    assert np.mean(noisy) == pytest.approx(exact, rel=0.05)
+    raw = true + std[:, None] * rng.standard_normal((many, dim))
+    spread = w @ np.sum((raw - w @ raw) ** 2, axis=1)
+    assert np.sqrt(spread / ((w @ raw) @ (w @ raw))) > 1.3 * exact  # noise is not small
+    assert estimate(std[:, None] * rng.standard_normal((many, 1)) * 0, std) == 1.0
+
+
+def test_the_noise_is_that_of_the_share_and_plans_spend_the_rest() -> None:
+    data = small_data(devices=4, rows=200)
+    problem = measure_dissimilarity(data, data.problem(), BUDGET, share=0.1, seed=0)
+    whole = np.asarray(GDP.mu_from_epsilon(BUDGET.epsilon, 1e-4))
+    assert problem.prior_mu == pytest.approx(whole * 0.1**0.5)
+    constant = problem.constants["dissimilarity"]
+    assert constant.source == "measured privately" and "10%" in constant.note
+    plan = fb.plan(problem, BUDGET, PRICES, learning_rate=2.0)
+    assert (plan.epsilon <= np.asarray(BUDGET.epsilon)).all()
+    assert plan.prior_mu == pytest.approx(problem.prior_mu)
+    again = measure_dissimilarity(data, problem, BUDGET, share=0.1, seed=0)
+    assert again.prior_mu == pytest.approx(whole * (0.1 + 0.9 * 0.1) ** 0.5)
+    assert query_cost(problem, PRICES).tolist() == [101] * 4
+
+
+def test_replacing_a_sample_moves_the_answer_by_no_more_than_its_noise_hides() -> None:
+    data = small_data(devices=2, rows=20)
+    problem = data.problem()
+    before = dissimilarity._gradient(data, problem, 0)
+    x = np.array(data.train.x)
+    x[3] = -x[3]
+    other = replace(data, train=replace(data.train, x=x))
+    moved = np.linalg.norm(dissimilarity._gradient(other, problem, 0) - before)
+    assert 0 < moved <= 2 * problem["lipschitz"] / 16
+
+
+def test_a_problem_of_other_data_is_refused() -> None:
+    data = small_data(devices=4, rows=40)
+    problem = data.problem()
+    sizes = problem.num_samples
+    for other, message in (
+        (fb.Problem(num_samples=[10] * 3, dim=5), "for 3 devices, the data have 4"),
+        (fb.Problem(num_samples=sizes, dim=7), "for 7 columns, the data have 5"),
+        (fb.Problem(num_samples=sizes + 1, dim=5), "training rows, the data have 32"),
+        (fb.Problem(num_samples=sizes, dim=5, loss="huber"), "huber"),
+    ):
+        with pytest.raises(fb.InvalidInputError, match=message):
+            measure_dissimilarity(data, other, BUDGET)
+
+
+def test_a_query_and_its_plan_fit_both_budgets_together() -> None:
+    data = small_data(devices=4, rows=200)
+    problem, plan = plan_with_query(
+        data, data.problem(), BUDGET, PRICES, seed=0, weights="uniform"
+    )
+    assert problem.constants["dissimilarity"].source == "measured privately"
+    devices = fb.SimulatedDevices(data, budget=BUDGET, prices=PRICES)
+    charge_query(devices.ledger, problem, PRICES)
+    assert (devices.ledger.epsilon == 0).all()
+    run = fb.train(plan, devices)
+    assert run.rounds[-1]["cost"] == plan.cost.tolist()
+    assert run.rounds[-1]["answered"] == 4
+    assert (plan.cost <= 1000).all()
+    assert np.asarray(run.rounds[-1]["epsilon"]) == pytest.approx(plan.epsilon)
+    with pytest.raises(fb.InvalidInputError, match="cost"):
+        poor = replace(BUDGET, cost=100)
+        plan_with_query(data, data.problem(), poor, PRICES, seed=0)

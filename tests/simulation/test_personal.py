@@ -1,0 +1,150 @@
+"""Personal models: better than both where each alone is worse, and silent."""
+
+import numpy as np
+import pytest
+
+import fedbudget as fb
+from fedbudget.data import Dataset
+from fedbudget.simulation.fitting import fit
+from fedbudget.simulation.measuring import means, measure, measure_devices
+from fedbudget.simulation.personal import (
+    _judged,
+    adapt,
+    adapt_all,
+    adapt_each,
+    measure_personal,
+)
+from tests.examples import small_data
+
+
+def pooled_model(data: Dataset) -> np.ndarray:
+    return fit(data.problem().model, data.train.x, data.train.y, strength=1e-3)
+
+
+def test_few_rows_on_unlike_devices_gain_over_both() -> None:
+    losses = {"global": [], "personal": [], "alone": []}  # type: dict[str, list[float]]
+    for seed in range(4):
+        data = small_data(devices=12, rows=40, dim=8, unlike=0.5, seed=seed)
+        loss, theta = data.problem().model, pooled_model(data)
+        found = measure_personal(data, loss, theta)
+        losses["global"].append(measure(data, loss, theta)["test_loss"])
+        losses["personal"].append(found["personal_test_loss"])
+        losses["alone"].append(found["alone_test_loss"])
+    assert np.mean(losses["personal"]) < np.mean(losses["global"])
+    assert np.mean(losses["personal"]) < np.mean(losses["alone"])
+
+
+def test_a_good_model_is_kept_and_a_bad_one_is_left() -> None:
+    data = small_data(devices=6, rows=60)
+    loss, theta = data.problem().model, 3 * pooled_model(data)
+    good = adapt_all(data, loss, theta)
+    bad = adapt_all(data, loss, -10 * theta)
+    assert np.mean([p.kept for p in good]) > 0.2
+    assert max(p.kept for p in bad) < 1e-3
+    assert min(p.alone for p in bad) > 0.9
+    assert bad[0].theta == pytest.approx(bad[0].own, abs=0.1)
+
+
+def test_a_model_that_is_too_sure_is_kept_at_a_fitting_length() -> None:
+    data = small_data(devices=1, rows=200)
+    loss, train = data.problem().model, data.train.device(0)
+    best = fit(loss, *train)
+    judged = [
+        _judged(loss, train, data.validation.device(0), scale * best, 0)
+        for scale in (1, 2, 0.5, 8)
+    ]
+    kept = [float(fits[0] @ best / (best @ best)) for fits, _ in judged]
+    losses = [unseen[0] for _, unseen in judged]
+    assert kept == pytest.approx([1, 1, 1, 4])
+    assert losses[0] == pytest.approx(losses[1])
+    assert losses[0] == pytest.approx(losses[2])
+    assert losses[3] > losses[0]
+
+
+def test_a_device_uses_its_own_rows_alone() -> None:
+    data = small_data(devices=3, rows=50)
+    loss, theta = data.problem().model, pooled_model(data)
+    alone = adapt(loss, data.train.device(1), data.validation.device(1), theta, seed=1)
+    assert (alone.theta == adapt_all(data, loss, theta)[1].theta).all()
+
+
+def test_several_models_at_once_are_adapted_as_each_alone() -> None:
+    data = small_data(devices=2, rows=50)
+    loss, theta = data.problem().model, pooled_model(data)
+    models = [theta, None, -theta]
+    for model, together in zip(models, adapt_each(data, loss, models), strict=True):
+        for ours, expected in zip(together, adapt_all(data, loss, model), strict=True):
+            assert (ours.theta == expected.theta).all()
+            assert (ours.own == expected.own).all()
+            assert (ours.kept, ours.alone) == (expected.kept, expected.alone)
+
+
+@pytest.mark.parametrize("classes", [3, None])
+def test_several_classes_and_regression(classes: int | None) -> None:
+    data = small_data(devices=3, rows=40, classes=classes, unlike=0.5)
+    loss = data.problem().model
+    theta = fit(loss, data.train.x, data.train.y, strength=1e-3)
+    found = measure_personal(data, loss, theta)
+    assert found["personal_test_loss"] < found["constant_test_loss"]
+    assert ("personal_test_accuracy" in found) == (classes is not None)
+
+
+def test_one_row_is_too_few_to_judge_by_but_not_too_few_to_run() -> None:
+    data = small_data(devices=4, rows=1)
+    found = adapt_all(data, data.problem().model, np.ones(5))
+    assert all(np.isfinite(personal.theta).all() for personal in found)
+
+
+def test_sparse_rows_give_the_same_model() -> None:
+    from scipy.sparse import csr_array
+
+    data = small_data(devices=1, rows=100)
+    loss, theta = data.problem().model, pooled_model(data)
+    (x, y), seen = data.train.device(0), data.validation.device(0)
+    dense = adapt(loss, (x, y), seen, theta)
+    sparse = adapt(loss, (csr_array(x), y), (csr_array(seen[0]), seen[1]), theta)
+    assert sparse.theta == pytest.approx(dense.theta, abs=1e-3)
+
+
+def test_training_measures_personal_models_at_no_charge() -> None:
+    data = small_data(devices=4, rows=60, unlike=0.5)
+    budget = fb.Budget(epsilon=4, cost=1000)
+    prices = fb.Prices(communication=100, computation=1)
+    plan = fb.plan(data.problem(), budget, prices)
+    plain, personal = (fb.SimulatedDevices(data, budget=budget) for _ in range(2))
+    without = fb.train(plan, plain)
+    run = fb.train(plan, personal, personal=True)
+    assert (run.theta == without.theta).all()
+    assert (personal.ledger.cost == plain.ledger.cost).all()
+    assert (personal.ledger.epsilon == plain.ledger.epsilon).all()
+    expected = measure_personal(data, plan.model, run.theta)
+    assert run.measured == without.measured | expected
+    assert not any(name.startswith("personal") for name in without.measured)
+
+
+def test_devices_that_keep_theirs_to_themselves_are_told_apart() -> None:
+    data = small_data()
+    budget, prices = (
+        fb.Budget(epsilon=4, cost=1000),
+        fb.Prices(communication=100, computation=1),
+    )
+
+    class Silent:
+        def __init__(self) -> None:
+            inner = fb.SimulatedDevices(data)
+            self.num_devices, self.check = inner.num_devices, inner.check
+            self.run_round, self.catch_up = inner.run_round, inner.catch_up
+            self.measure = inner.measure
+
+    plan = fb.plan(data.problem(), budget, prices)
+    with pytest.raises(fb.InvalidInputError, match="keep theirs to themselves"):
+        fb.train(plan, Silent(), personal=True)
+
+
+def test_measuring_one_model_per_device_agrees_with_measuring_one() -> None:
+    data = small_data(devices=5, rows=30)
+    loss, theta = data.problem().model, pooled_model(data)
+    once = means(measure_devices(data, loss, theta))
+    each = means(measure_devices(data, loss, np.tile(theta, (5, 1))))
+    whole = measure(data, loss, theta)
+    assert once == each and whole | once == pytest.approx(whole)
