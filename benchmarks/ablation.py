@@ -37,7 +37,7 @@ from methods import single_steps
 from tables import add_option, difference, header, row, show
 
 import fedbudget as fb
-from fedbudget.paper.statistics import Estimate, mean_interval
+from fedbudget.paper.results import Estimate, mean_interval
 from fedbudget.planning import joint
 from fedbudget.simulation.dissimilarity import measure_dissimilarity, query_cost
 from fedbudget.training import Order, Replies

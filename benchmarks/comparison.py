@@ -48,7 +48,7 @@ import numpy as np
 from methods import CASES, Question
 from tables import add_option, difference, header, row, show, standard_error
 
-from fedbudget.paper.statistics import Estimate, mean_interval
+from fedbudget.paper.results import Estimate, mean_interval
 
 METHODS: dict[str, Callable[[Question], Any]] = {
     "ours": methods.ours,

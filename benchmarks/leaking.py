@@ -29,8 +29,8 @@ from accuracy import PRICES
 from methods import COST, Question
 
 import fedbudget as fb
+from fedbudget.paper.cases import Maker, Point, power_weights
 from fedbudget.paper.planners import assuming
-from fedbudget.paper.points import Maker, Point, power_weights
 from fedbudget.simulation.devices import packed_rows, round_plan
 from fedbudget.simulation.kernels.runs import device_replies
 from fedbudget.simulation.measuring import measure_all

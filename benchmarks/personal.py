@@ -26,7 +26,7 @@ from accuracy import CASES as PAPER, UNSEEN, Case, adult, planned
 from tables import add_option, header, row, show, standard_error
 
 import fedbudget as fb
-from fedbudget.paper.statistics import mean_interval
+from fedbudget.paper.results import mean_interval
 from fedbudget.simulation.measuring import means, measure_devices
 from fedbudget.simulation.personal import adapt_each
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 import fedbudget as fb
-from fedbudget.planning.scoring import DRIFT, SLOWER
-from fedbudget.planning.spectral import Schedule, Spectrum, respond
+from fedbudget.planning.spectral import DRIFT, SLOWER, Schedule, Spectrum, respond
 from fedbudget.privacy import GDP
 
 EPSILONS, COST, TAUS = (1, 4, 10), 1000, (1, 3, 8, 20, 50)

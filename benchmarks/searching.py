@@ -20,7 +20,7 @@ import numpy as np
 from tables import header, row, standard_error
 
 import fedbudget as fb
-from fedbudget.paper.points import Maker, Point, most_rounds
+from fedbudget.paper.cases import Maker, Point, most_rounds
 
 EPSILONS, COSTS = (1, 2, 4, 10), (500, 1000)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.paper.statistics import Estimate
+from fedbudget.paper.results import Estimate
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:

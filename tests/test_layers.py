@@ -8,12 +8,12 @@ import fedbudget
 
 # The order of the design, lowest first; a folder counts as one unit.
 LAYERS = (
-    {"errors", "checks", "text"},
+    {"errors", "checks", "files", "text"},
     {"privacy", "budget", "losses"},
-    {"algorithm", "algorithm_server", "data", "problem", "ledger", "record"},
-    {"planning"},
+    {"algorithm", "data", "problem", "ledger"},
+    {"planning", "record"},
     {"training"},
-    {"fleet", "record_runs", "replanning", "reporting", "simulation"},
+    {"fleet", "replanning", "reporting", "simulation"},
     {"estimators", "interop", "metering", "paper", "trackers"},
     {"__main__", "cli", "ui"},
 )

@@ -14,10 +14,16 @@ from fedbudget.errors import InvalidInputError, MeasuringError
 from fedbudget.fleet.device.exact_steps import noisy_steps
 from fedbudget.fleet.wire.messages import Reply, RoundOrder, theta_from_bytes
 from fedbudget.losses import LOSSES, loss_named
-from fedbudget.metering.energy import Rapl
-from fedbudget.metering.links import Broker, loopback, parse_broker, through_broker
-from fedbudget.metering.meter import measure, round_messages
-from fedbudget.metering.steps import step_runner
+from fedbudget.metering import (
+    Broker,
+    Rapl,
+    loopback,
+    measure,
+    parse_broker,
+    round_messages,
+    step_runner,
+    through_broker,
+)
 
 MOSQUITTO = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 LOGISTIC = loss_named("logistic")
@@ -77,7 +83,7 @@ def test_the_steps_are_those_of_a_real_device(monkeypatch: pytest.MonkeyPatch) -
         moved = noisy_steps(theta, rows, **how)
         taken.append((len(rows), how["batch_size"], how["tau"], moved is not None))
 
-    monkeypatch.setattr("fedbudget.metering.steps.noisy_steps", noted)
+    monkeypatch.setattr("fedbudget.metering.noisy_steps", noted)
     found = measure(LOGISTIC, num_samples=50, dim=5, seconds=0.001)
     assert set(taken) == {(50, 50, found.tau, True)}
     assert found.step.repeats == (len(taken) - 1) * found.tau  # the first warms up

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.record import read_rounds, whole_file
+from fedbudget.files import whole_file
+from fedbudget.record import read_rounds
 
 PLAN: dict[str, Any] = {"tau": 3, "privacy": "a statement"}
 STATE = {"theta": np.arange(3.0), "rounds_done": np.array(1)}

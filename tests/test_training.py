@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.algorithm import Batch, local_steps, weighted_mean
-from fedbudget.algorithm_server import Server
+from fedbudget.algorithm import Batch, Server, local_steps, weighted_mean
 from fedbudget.privacy import GDP
 from fedbudget.simulation.dissimilarity import measure_dissimilarity
 from fedbudget.training import Order, Replies

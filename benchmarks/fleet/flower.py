@@ -14,7 +14,7 @@ import numpy as np
 from flower_trial import FlowerTrial
 
 import fedbudget as fb
-from fedbudget.data.newcomers import only
+from fedbudget.data.dataset import only
 from fedbudget.fleet.demo import compare
 from fedbudget.fleet.trial import Terms
 from fedbudget.privacy import rounded_up

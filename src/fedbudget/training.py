@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from fedbudget.algorithm_server import Server, State
+from fedbudget.algorithm import Server, State
 from fedbudget.checks import Array, number
 from fedbudget.errors import InvalidInputError, TrainingError
 from fedbudget.ledger import Bools

@@ -60,7 +60,7 @@ def test_there_and_back_through_scikit_learn(name: str) -> None:
 def test_onnx_runtime_predicts_the_same(model: LinearModel) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    from fedbudget.interop.onnx_files import from_onnx, to_onnx
+    from fedbudget.interop.export import from_onnx, to_onnx
 
     data = to_onnx(model)
     session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
@@ -84,7 +84,7 @@ def test_onnx_runtime_predicts_the_same(model: LinearModel) -> None:
 
 def test_onnx_files_of_others_are_refused() -> None:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-    from fedbudget.interop.onnx_files import from_onnx
+    from fedbudget.interop.export import from_onnx
 
     with pytest.raises(DataError, match="not an ONNX file"):
         from_onnx(b"nonsense")

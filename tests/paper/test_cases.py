@@ -6,17 +6,22 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.paper.cases import CASES, DELTA, FULL, PRICES, QUICK, case_named
-from fedbudget.paper.grid import Search, full_grid, paper_grid
-from fedbudget.paper.points import (
+from fedbudget.paper.cases import (
+    CASES,
+    DELTA,
+    FULL,
+    PRICES,
+    QUICK,
     Maker,
     Point,
+    case_named,
     first_rounds,
     most_rounds,
     moved,
     power_weights,
 )
-from fedbudget.paper.printed import printed_noise
+from fedbudget.paper.grid import Search, full_grid, paper_grid
+from fedbudget.paper.planners import printed_noise
 from fedbudget.privacy import accountant_named
 
 PROBLEM = fb.Problem(num_samples=[100, 900], dim=5, loss="logistic")

@@ -15,10 +15,8 @@ from fedbudget.paper.claims import (
     _close,
     all_claims,
 )
-from fedbudget.paper.regret import regrets
-from fedbudget.paper.results import Runs, paired
-from fedbudget.paper.statistics import Estimate, mean_interval
-from fedbudget.paper.store import Row
+from fedbudget.paper.lab import Row
+from fedbudget.paper.results import Estimate, Runs, mean_interval, paired, regrets
 
 SURE = Estimate(mean=1.0, low=0.5, high=1.5)
 

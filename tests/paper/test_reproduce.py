@@ -16,14 +16,13 @@ import fedbudget as fb
 from fedbudget import paper
 from fedbudget.paper import evaluation, lab
 from fedbudget.paper.blocks import Heading, to_markdown
-from fedbudget.paper.cases import FULL, Scale, case_named
+from fedbudget.paper.cases import FULL, Maker, Point, Scale, case_named
 from fedbudget.paper.evaluation import evaluate
 from fedbudget.paper.figures import described
+from fedbudget.paper.lab import Row, Store, read_table
 from fedbudget.paper.planners import PLANNERS
-from fedbudget.paper.points import Maker, Point
 from fedbudget.paper.reproduce import read_report
 from fedbudget.paper.results import Runs
-from fedbudget.paper.store import Row, Store, read_table
 from fedbudget.reporting import baselines
 from tests.cli.running import run
 from tests.data.examples import write_mat

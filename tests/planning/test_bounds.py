@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.planning.affordable import affordable_pairs, max_rounds
 from fedbudget.planning.bounds import (
     largest_rate,
     noise_floor,
@@ -12,6 +11,7 @@ from fedbudget.planning.bounds import (
     sound_bound,
     step_condition,
 )
+from fedbudget.planning.settings import affordable_pairs, max_rounds
 from fedbudget.privacy import ZCDP
 
 PRICES = fb.Prices(communication=100, computation=1)

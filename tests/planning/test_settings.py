@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import fedbudget as fb
-from fedbudget.planning.affordable import (
+from fedbudget.planning.settings import (
     MAX_STEPS,
     affordable_pairs,
     longest_tau,

@@ -10,7 +10,7 @@ from fedbudget.data import Part
 from fedbudget.errors import InvalidInputError
 from fedbudget.privacy import GDP
 from fedbudget.reporting import baselines
-from fedbudget.simulation.fitting import fit
+from fedbudget.simulation.personal import fit
 from tests.examples import small_data
 
 DATA = small_data(devices=4, rows=100, unlike=0.5)

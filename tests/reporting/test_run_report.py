@@ -13,7 +13,7 @@ import pytest
 import fedbudget as fb
 from fedbudget.errors import RecordError
 from fedbudget.planning.advice import advice_of
-from fedbudget.record_runs import RecordedRun, read_run
+from fedbudget.record import RecordedRun, read_run
 from fedbudget.reporting.advice import advice
 from fedbudget.reporting.comparison import (
     CENTRAL,

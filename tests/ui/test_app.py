@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.ui.launching import server_command
+from fedbudget.ui.app import server_command
 from tests.cli.running import assert_one_line, run
 
 
@@ -41,6 +41,6 @@ def test_a_port_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_missing_package_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedbudget.ui.launching.find_spec", lambda name: None)
+    monkeypatch.setattr("fedbudget.ui.app.find_spec", lambda name: None)
     result = run(capsys, "ui")
     assert_one_line(result, code=1, says=("streamlit", "pip install '.[ui]'"))

@@ -9,7 +9,7 @@ import pytest
 
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.coordinator.status import StatusServer
-from fedbudget.ui.fleet_status import (
+from fedbudget.ui.fleet import (
     device_rows,
     read_status,
     round_rows,

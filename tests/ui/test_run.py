@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedbudget.errors import InvalidInputError, RecordError
-from fedbudget.ui.running import DATA, OWN, Runner, options_for
+from fedbudget.ui.run import DATA, OWN, Runner, options_for
 
 NUMBERS = {"--epsilon": 4.0, "--cost": 1234567.25, "--seed": 3}
 

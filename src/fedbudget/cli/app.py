@@ -28,7 +28,7 @@ from fedbudget.cli.commands.server import server
 from fedbudget.cli.commands.sweep import sweep
 from fedbudget.cli.commands.train import train
 from fedbudget.cli.commands.ui import ui
-from fedbudget.cli.helping import PlainCommand, PlainGroup
+from fedbudget.cli.options import PlainCommand, PlainGroup
 from fedbudget.cli.output import Stopped, loud_warnings, say
 from fedbudget.errors import FedbudgetError, InvalidInputError
 

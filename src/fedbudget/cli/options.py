@@ -1,12 +1,16 @@
-"""The options that commands share, in one place."""
+"""Options of the commands: declared, shown in --help, and turned into values."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from fedbudget.budget import Prices
-from fedbudget.cli.config import options_from
+from fedbudget.cli.config import options_from, read_config
+from fedbudget.errors import InvalidInputError
 
 BUDGETS, RUN, OUTPUT = "Budgets of a device", "Run", "Output"
 _DATA, _TABLE, _SHAPE = "Data by name", "Your own table", "No data at all"
@@ -325,3 +329,78 @@ class SweepQuestion(Question):
             rich_help_panel=_PLANNER,
         ),
     ] = 0
+
+
+def asks(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of its question, in place of its first argument."""
+    first, *own = inspect.signature(command, eval_str=True).parameters.values()
+    question = first.annotation
+    hints = get_type_hints(question, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            item.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=item.default,
+            annotation=hints[item.name],
+        )
+        for item in fields(question)
+    ]
+
+    def asked(**values: Any) -> None:
+        told = {item.name: values[item.name] for item in shared}
+        rest = {name: value for name, value in values.items() if name not in told}
+        try:
+            command(question(**told), **rest)
+        except InvalidInputError as error:
+            if not str(told["schema"]).endswith(".toml"):
+                raise
+            raise read_config(told["schema"]).located(error, values) from None
+
+    signature = inspect.Signature(sorted([*own, *shared], key=_place))
+    asked.__name__, asked.__doc__ = command.__name__, command.__doc__
+    asked.__annotations__ = {n: p.annotation for n, p in signature.parameters.items()}
+    asked.__signature__ = signature  # type: ignore[attr-defined]  # typer reads it
+    return asked
+
+
+def _place(option: inspect.Parameter) -> int:
+    """Return where help shows an option: its panels come in the order of PANELS."""
+    (told,) = option.annotation.__metadata__
+    return PANELS.index(told.rich_help_panel) if told.rich_help_panel else -1
+
+
+def numbers(name: str, text: str) -> list[float]:
+    """Read a list of numbers, such as ``1,2,4,10``.
+
+    >>> numbers("--epsilons", "1, 2.5")
+    [1.0, 2.5]
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidInputError(
+            f"{name} {text!r} is not a list of numbers: write them as 1,2,4,10"
+        ) from None
+
+
+def _plain(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class PlainCommand(TyperCommand):
+    """A command; `--help` is among its flags too."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all options and arguments."""
+        return _plain(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all options and arguments."""
+        return _plain(super().get_params(ctx))

@@ -8,12 +8,10 @@ from fedbudget.errors import InvalidInputError
 from fedbudget.text import shown
 
 if TYPE_CHECKING:
-    from fedbudget.data.dataset import Dataset, Part
+    from fedbudget.data.dataset import Dataset, Part, hold_out
     from fedbudget.data.features import Categorical, Numeric
-    from fedbudget.data.newcomers import hold_out
-    from fedbudget.data.partitioned import from_partitions
     from fedbudget.data.schema import Schema
-    from fedbudget.data.tables import from_table, infer_schema
+    from fedbudget.data.tables import from_partitions, from_table, infer_schema
 
 __all__ = [
     "Categorical",
@@ -31,12 +29,10 @@ __all__ = [
 
 # Fetched when they are first used: a device reads its rows with the schema alone.
 _HOME = {
-    "dataset": "Dataset Part",
+    "dataset": "Dataset Part hold_out",
     "features": "Categorical Numeric",
-    "newcomers": "hold_out",
-    "partitioned": "from_partitions",
     "schema": "Schema",
-    "tables": "from_table infer_schema",
+    "tables": "from_partitions from_table infer_schema",
 }
 _LAZY = {name: home for home, names in _HOME.items() for name in names.split()}
 

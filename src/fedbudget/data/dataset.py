@@ -3,14 +3,18 @@
 What a plan may know of a data set is its public shape: how many training rows each
 device has, how many columns and classes there are, and how the rows were dealt out.
 `Dataset.problem` passes on that, and reads no row.
+
+`hold_out` keeps devices out of training, to be measured as newcomers afterwards.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedbudget.checks import whole
 from fedbudget.data.partitions import Dissimilarity, generator
 from fedbudget.data.unit_ball import in_unit_ball
 from fedbudget.errors import DataError, InvalidInputError
@@ -239,3 +243,44 @@ def _take(x: Rows, y: Labels, rows: NDArray[Any], sizes: Counts) -> Part:
     """Return the part made of these rows, already in the order of the devices."""
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return Part(x=cast(Rows, x[rows]), y=y[rows], offsets=offsets)
+
+
+def hold_out(data: Dataset, *, count: int, seed: int = 0) -> tuple[Dataset, Dataset]:
+    """Return the data without some devices drawn at random, and those devices.
+
+    >>> from fedbudget.data import load
+    >>> there, newcomers = hold_out(load("adult", split="iid"), count=4)
+    >>> there.num_devices, newcomers.num_devices
+    (12, 4)
+    """
+    count = whole("count", count)
+    if count >= data.num_devices:
+        raise InvalidInputError(
+            f"count is {count}, but there are {data.num_devices} devices and one has "
+            f"to train: hold out at most {data.num_devices - 1}"
+        )
+    order = generator(seed, stream=2).permutation(data.num_devices)
+    late = np.sort(order[:count])
+    return only(data, np.sort(order[count:]).tolist()), only(data, late.tolist())
+
+
+def only(data: Dataset, devices: Sequence[int]) -> Dataset:
+    """Return the data of these devices alone, in this order."""
+    return replace(
+        data,
+        train=_take_devices(data.train, devices),
+        validation=_take_devices(data.validation, devices),
+        test=_take_devices(data.test, devices),
+        device_names=tuple(data.device_names[m] for m in devices),
+    )
+
+
+def _take_devices(part: Part, devices: Sequence[int]) -> Part:
+    for m in devices:
+        part.device(m)  # raises for one that is not there
+    rows: NDArray[np.int64] = np.concatenate(
+        [np.arange(part.offsets[m], part.offsets[m + 1]) for m in devices]
+    )
+    sizes = part.sizes[list(devices)]
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Part(x=part.x[rows], y=part.y[rows], offsets=offsets)

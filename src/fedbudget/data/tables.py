@@ -1,6 +1,12 @@
-"""Your own table as a data set: CSV, Parquet, pandas, polars or pyarrow."""
+"""Own tables: one with a device column, one per device, or Flower's partitions.
 
-from collections.abc import Mapping
+`draft` writes a first description of a table, for its owner to correct before anyone
+trains.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +25,7 @@ from fedbudget.data.reading import (
     read_table,
 )
 from fedbudget.data.schema import Schema
-from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.text import shown
 
 
@@ -254,3 +260,131 @@ def _name_of(source: Any) -> str:
     if not isinstance(source, str | Path):
         return "table"
     return Path(source).name.split(".", maxsplit=1)[0]
+
+
+_DEVICE = "fedbudget device"  # a column that no table has by chance
+
+
+def from_partitions(
+    partitions: Any,
+    *,
+    label: str,
+    schema: Schema | Mapping[str, Any] | None = None,
+    seed: int = 0,
+    missing: Literal["error", "drop"] = "error",
+    name: str = "partitions",
+) -> Dataset:
+    """Make a data set of tables that devices hold already.
+
+    Args:
+        partitions: A dict of tables by device, a list of tables, or a partitioner of
+            flwr-datasets with its data set. A table is whatever `from_table` takes,
+            a Hugging Face `datasets.Dataset` too.
+        label: The column to predict.
+        schema: Public bounds and categories, as for `from_table`.
+        seed: Seeds the 80/10/10 split on every device.
+        missing: What to do with rows that have empty cells.
+        name: The data set's name.
+
+    Raises:
+        DataError: There is no table, or tables have different columns.
+
+    >>> schema = {"label": {"name": "y", "values": [0, 1]},
+    ...           "features": {"v": {"low": 0, "high": 9}}}
+    >>> tables = {"a": {"v": [1, 2], "y": [0, 1]}, "b": {"v": [3], "y": [1]}}
+    >>> print(from_partitions(tables, label="y", schema=schema))
+    partitions: 2 devices, 3 rows (2 train, 0 validation, 1 test), 2 columns, \
+2 classes, dissimilarity mild
+    """
+    tables = _tables(partitions)
+    first = next(iter(tables.values())).column_names
+    for device, table in tables.items():
+        if table.column_names != first:
+            raise DataError(
+                f"device {device!r} has columns {shown(table.column_names)}, the first "
+                f"has {shown(first)}: give all devices the same"
+            )
+    import pyarrow as pa
+
+    named = [
+        table.append_column(_DEVICE, pa.array([device] * table.num_rows))
+        for device, table in tables.items()
+    ]
+    try:
+        whole = pa.concat_tables(named, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(
+            f"devices hold a column in different types ({error}): make them the same"
+        ) from None
+    return from_table(
+        whole,
+        label=label,
+        device=_DEVICE,
+        schema=schema,
+        seed=seed,
+        missing=missing,
+        name=name,
+    )
+
+
+def _tables(partitions: Any) -> dict[str, Any]:
+    """Return one pyarrow table by the name of each device."""
+    if hasattr(partitions, "load_partition"):  # flwr-datasets
+        count = int(partitions.num_partitions)
+        partitions = [partitions.load_partition(m) for m in range(count)]
+    if isinstance(partitions, Mapping):
+        found = {str(name): read_table(table) for name, table in partitions.items()}
+    elif isinstance(partitions, Sequence) and not isinstance(partitions, str):
+        found = {str(m): read_table(table) for m, table in enumerate(partitions)}
+    else:
+        raise DataError(
+            f"partitions is a {type(partitions).__name__}: give a dict or a list of "
+            "tables, or a partitioner of flwr-datasets"
+        )
+    if not found:
+        raise DataError("partitions is empty: give at least one device's table")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draft:
+    """A schema read off the rows, and what else its reader should know of them."""
+
+    schema: Schema
+    num_rows: int
+    num_devices: int  # 1 where the table does not say whose a row is
+    most_rows: int  # of one device
+    rows_with_gaps: int  # with an empty cell
+
+
+def draft(
+    source: Any, *, label: str, device: str | None = None, drop: Sequence[str] = ()
+) -> Draft:
+    """Read bounds and categories off a table: NOT private, and to be replaced.
+
+    >>> found = draft({"v": [1, 2], "y": ["a", "b"], "id": [7, 7]}, label="y",
+    ...               device="id")
+    >>> found.schema.feature_names, found.most_rows
+    (('v', 'intercept'), 2)
+    """
+    table = read_table(source)
+    for name in drop:
+        check_name(table.column_names, name)
+    table = table.drop_columns(list(drop))
+    with warnings.catch_warnings():  # whoever asks for a draft says so himself
+        warnings.simplefilter("ignore", NotPrivateWarning)
+        schema = infer_schema(table, label=label, device=device)
+    used = [*schema.features, label]
+    gaps = np.logical_or.reduce([missing(read_column(table, name)) for name in used])
+    counts = np.array([table.num_rows])
+    if device is not None:
+        owners = read_devices(table, device)
+        gaps |= missing(owners)
+        counts = np.bincount(np.asarray(owners.codes)[~missing(owners)])
+    return Draft(
+        schema=schema,
+        num_rows=table.num_rows,
+        num_devices=len(counts),
+        most_rows=int(counts.max(initial=0)),
+        rows_with_gaps=int(gaps.sum()),
+    )

@@ -1,9 +1,8 @@
 """scikit-learn estimators over the planner and the simulated devices.
 
-federated.py   PrivateFederatedClassifier, PrivateFederatedRegressor
-linear.py      what the two share
-rows.py        from a matrix to rows in the unit ball, device by device
-pipelines.py   which steps of a pipeline were fitted on private rows
+estimators.py   PrivateFederatedClassifier, PrivateFederatedRegressor
+unit_rows.py    from a matrix to rows in the unit ball, device by device
+pipelines.py    which steps of a pipeline were fitted on private rows
 """
 
 from fedbudget.errors import needed

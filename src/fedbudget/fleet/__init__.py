@@ -1,15 +1,14 @@
 """A real fleet: devices that enforce their own budgets, and their coordinator.
 
-Where to begin reading; every module's own first lines say what it is for:
-
-messages.py      what devices and the coordinator say to each other: signed, in CBOR
-channel.py       what a coordinator needs of a transport: mqtt.py, or flower.py
-device.py        a device's process; guard.py decides what it answers
-accounts.py      a device's ledger on disk: charged before data are touched
-steps.py         a device's noisy steps, with exact sums; noise.py draws exact noise
-server.py        the coordinator's whole life; coordinator.py is its `Devices` seam
-checkpoints.py   the coordinator's memory: what it has asked is asked in the same bytes
-demo.py          a fleet on one machine
+wire/          what devices and the coordinator send each other: signed messages in CBOR
+transport/     how it travels: MQTT over mutual TLS; an embedded broker for trials
+device/        a device's process. guard.py decides what it answers; ledger_file.py is
+               charged on disk before data are touched; exact_steps.py and
+               exact_noise.py compute the answer
+coordinator/   the coordinator's process. devices.py is its `Devices` seam;
+               checkpoints.py remembers every order, so that it is repeated in the same
+               bytes; flower.py carries the same messages over Flower
+demo.py        a fleet on one machine
 
 Nothing is imported here: a device loads only what it runs.
 """

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedbudget.paper.figures import Drawn
-from fedbudget.paper.statistics import Estimate
+from fedbudget.paper.results import Estimate
 from fedbudget.reporting import html as pages
 
 

@@ -1,4 +1,7 @@
-"""What the paper claims, and what the rows say to it: yes, in part, or no."""
+"""What the paper claims, and what the rows say to it: yes, in part, or no.
+
+`Findings` are worked out once, for figures, tables and summary.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +19,18 @@ from fedbudget.paper.cases import (
     SGD_TAU,
     Scale,
 )
+from fedbudget.paper.evaluation import Tables
 from fedbudget.paper.planners import JOINT, TUNED
-from fedbudget.paper.results import Runs, own_rate, paired
-from fedbudget.paper.statistics import Estimate, mean_interval
+from fedbudget.paper.results import (
+    Estimate,
+    Regret,
+    Runs,
+    fixed_rates,
+    mean_interval,
+    own_rate,
+    paired,
+    regrets,
+)
 
 HOLDS, IN_PART, NOT = "holds", "holds in part", "does not hold"
 UNDECIDED = "is undecided"
@@ -310,3 +322,28 @@ def _fifth(runs: Runs, scale: Scale) -> Iterator[Claim]:
             reading,
             [by_cost(UNLIKE) - by_cost(name) for name in others],
         )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Findings:
+    """An evaluation's rows, and what follows from them."""
+
+    scale: Scale
+    tables: Tables
+    runs: Runs
+    rates: dict[str, float]  # each case's one learning rate
+    claims: list[Claim]
+    regrets: list[Regret]
+
+
+def findings(tables: Tables, scale: Scale) -> Findings:
+    """Judge the claims and compare the planners."""
+    runs, rates = Runs(tables.runs), fixed_rates(tables.searches)
+    return Findings(
+        scale=scale,
+        tables=tables,
+        runs=runs,
+        rates=rates,
+        claims=all_claims(runs, rates, scale),
+        regrets=regrets(runs, tables.plans, scale),
+    )

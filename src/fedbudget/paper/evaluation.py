@@ -15,12 +15,14 @@ from fedbudget.paper.cases import (
     PASGD_TAU,
     SGD_TAU,
     Case,
+    Maker,
+    Point,
     Scale,
+    first_rounds,
+    most_rounds,
 )
-from fedbudget.paper.lab import SCORING, STEP_SECONDS, Entry, Lab
-from fedbudget.paper.points import Maker, Point, first_rounds, most_rounds
-from fedbudget.paper.printed import PRINTED, printed_noise
-from fedbudget.paper.store import Row, Store
+from fedbudget.paper.lab import SCORING, STEP_SECONDS, Entry, Lab, Row, Store
+from fedbudget.paper.planners import PRINTED, printed_noise
 from fedbudget.planning import Plan
 from fedbudget.reporting import baselines
 

@@ -15,10 +15,8 @@ from typing import TypeVar
 import numpy as np
 
 from fedbudget.checks import Array
-from fedbudget.paper.cases import Scale
-from fedbudget.paper.lab import PICKING, Entry, Lab
-from fedbudget.paper.points import Maker, Point, most_rounds
-from fedbudget.paper.store import Row
+from fedbudget.paper.cases import Maker, Point, Scale, most_rounds
+from fedbudget.paper.lab import PICKING, Entry, Lab, Row
 
 # Learning rate times K: from a model that has hardly moved to one lost in noise.
 _PROGRESS = 4.0, 8192.0

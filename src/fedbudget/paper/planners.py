@@ -6,16 +6,22 @@ paper       as the paper says: uniform weights, zCDP, a learning rate within its
             step-size condition; reads no row
 paper-tuned the same with a learning rate tuned on validation rows, and a smoothness
             for which that rate keeps the step-size condition, as the paper assumes
+
+The noise that the paper prints, and what it really spends, is erratum 1.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import log, sqrt
+
+import numpy as np
 
 from fedbudget.budget import Budget
 from fedbudget.paper.cases import DELTA, LONGEST_TAU, PRICES, Scale
 from fedbudget.paper.lab import PICKING, Entry, Lab
 from fedbudget.planning import Plan, plan
 from fedbudget.planning.bounds import largest_rate
+from fedbudget.privacy import GDP, NoisyGradients, rho_from_epsilon
 from fedbudget.problem import Constant, Problem
 
 JOINT, BOUND, PAPER, TUNED = "joint", "bound", "paper", "paper-tuned"
@@ -106,3 +112,26 @@ def fixed_rate(lab: Lab, scale: Scale) -> float:
         return float(sum(row["validation_accuracy"] for row in mine))
 
     return max(scale.rates, key=merit)
+
+
+PRINTED = "printed-sigma"  # the scheme of runs with this noise
+
+
+def printed_noise(plan: Plan, *, epsilon: float) -> Plan:
+    """Return the plan with the paper's printed sigma, and the epsilon that it spends.
+
+    The printed root is the wrong one of the two (see docs/paper.md, erratum 1): rho is
+    too large by far, and the noise too small.
+    """
+    log_term = log(1 / DELTA)
+    wrong = (sqrt(epsilon + log_term) + sqrt(log_term)) ** 2
+    right = float(rho_from_epsilon(epsilon, delta=DELTA))
+    noise_std = plan.noise_std * sqrt(right / wrong)
+    run = NoisyGradients(
+        lipschitz=plan.lipschitz,
+        batch_size=plan.batch_size,
+        noise_std=noise_std,
+        steps=plan.steps,
+    )
+    spent = np.broadcast_to(GDP.epsilon(run, delta=DELTA), plan.epsilon.shape)
+    return replace(plan, noise_std=noise_std, epsilon=spent, accountant="gdp")

@@ -18,13 +18,12 @@ from typing import Any
 from fedbudget.errors import RecordError
 from fedbudget.paper.blocks import Block, to_html
 from fedbudget.paper.cases import FULL, QUICK, Scale, case_named
-from fedbudget.paper.claims import Claim
+from fedbudget.paper.claims import Claim, Findings, findings
 from fedbudget.paper.document import TITLE, About, document
 from fedbudget.paper.evaluation import Tables, evaluate
 from fedbudget.paper.figures import described, draw_all
-from fedbudget.paper.findings import Findings, findings
-from fedbudget.paper.regret import Regret
-from fedbudget.paper.store import Store, make_folder, read_table, write_table
+from fedbudget.paper.lab import Store, make_folder, read_table, write_table
+from fedbudget.paper.results import Regret
 from fedbudget.reporting.html import write_page
 
 NUMBERS = ("runs", "searches", "plans", "baselines")

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from fedbudget.checks import Array, floats
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError, needed
-from fedbudget.planning.affordable import (
+from fedbudget.planning.settings import (
     MAX_STEPS,
+    Choice,
+    Setting,
     affordable_pairs,
     max_rounds,
     pairs_near,
 )
-from fedbudget.planning.settings import Choice, Setting
 from fedbudget.planning.weights import target_weights
 from fedbudget.problem import Problem
 

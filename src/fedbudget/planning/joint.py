@@ -12,23 +12,29 @@ import numpy as np
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError
 from fedbudget.planning.advice import advise
-from fedbudget.planning.affordable import affordable_pairs, pairs_near
-from fedbudget.planning.leaving import (
+from fedbudget.planning.settings import (
+    Choice,
+    Setting,
+    affordable_pairs,
+    pairs_near,
+    sampled_excess,
+)
+from fedbudget.planning.spectral import (
+    Candidates,
+    Spectrum,
+    candidates_of,
+    combinations,
+    predicted_parts,
+    respond,
+    stable_rate,
+)
+from fedbudget.planning.weights import (
     Leaving,
+    balanced,
     ways_to_leave,
     weigh_leaving,
     without_trifles,
 )
-from fedbudget.planning.scoring import (
-    Candidates,
-    candidates_of,
-    combinations,
-    predicted_parts,
-    stable_rate,
-)
-from fedbudget.planning.settings import Choice, Setting, sampled_excess
-from fedbudget.planning.spectral import Spectrum, respond
-from fedbudget.planning.weights import balanced
 
 # Among plans whose predicted losses differ by less than this share, the cheapest wins.
 _TIE = 0.002

@@ -1,11 +1,15 @@
-"""A run of noisy gradients, what an epsilon of it promises, and it as an event."""
+"""A run of noisy gradients, what an epsilon of it promises, and it as an event.
 
+`weak_promises` says what a reader should know of the budgets before trusting a promise.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.checks import Array, floats, within
 from fedbudget.errors import InvalidInputError, needed
@@ -140,3 +144,30 @@ def dp_accounting_or_raise() -> Any:
     with needed("accountant 'pld'", "dp-accounting"):
         import dp_accounting
     return dp_accounting
+
+
+HARDLY_A_PROMISE = 100  # an epsilon above this
+
+
+def weak_promises(
+    epsilon: Array, delta: Array, num_samples: NDArray[np.int64]
+) -> Iterator[str]:
+    """Say where an epsilon or a delta promises a device next to nothing.
+
+    >>> list(weak_promises(np.array([4.0]), np.array([1e-4]), np.array([100])))
+    []
+    """
+    many = delta * num_samples >= 1
+    if many.any():
+        m = int(np.argmax(many))
+        yield (
+            f"delta {delta[m]:g} is not below one over the samples of device {m}, "
+            f"{num_samples[m]}: it would allow to publish one of them"
+        )
+    large = epsilon > HARDLY_A_PROMISE
+    if large.any():
+        m = int(np.argmax(large))
+        yield (
+            f"epsilon {epsilon[m]:g} of device {m} is hardly a promise: above "
+            f"{HARDLY_A_PROMISE}, it rules out next to nothing; 1 to 10 are usual"
+        )

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbudget.planning.advice import better
 from fedbudget.privacy import rounded_up
-from fedbudget.record_runs import RecordedRun
+from fedbudget.record import RecordedRun
 from fedbudget.reporting.comparison import (
     CENTRAL,
     CONSTANT,

@@ -24,9 +24,15 @@ from fedbudget.losses import Labels, Loss, Rows
 from fedbudget.planning import plan
 from fedbudget.planning.spectral import Spectrum
 from fedbudget.privacy import GDP
-from fedbudget.simulation.fitting import fit, fit_path, one_thread, smooth
 from fedbudget.simulation.measuring import means, measure_devices
-from fedbudget.simulation.personal import adapt_all, best_constant
+from fedbudget.simulation.personal import (
+    adapt_all,
+    best_constant,
+    fit,
+    fit_path,
+    one_thread,
+    smooth,
+)
 from fedbudget.simulation.sweeping import sweep
 
 # Weights of the L2 term to pick from; falling, so that each fit starts from the last.

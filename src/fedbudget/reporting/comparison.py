@@ -21,8 +21,8 @@ from fedbudget.errors import (
     NotPrivateWarning,
     RecordError,
 )
-from fedbudget.record import whole_file
-from fedbudget.record_runs import RecordedRun
+from fedbudget.files import whole_file
+from fedbudget.record import RecordedRun
 from fedbudget.reporting.baselines import centralised, constant, local_only
 from fedbudget.simulation.measuring import measure_devices
 from fedbudget.simulation.personal import adapt_all

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbudget.checks import Array
-from fedbudget.record_runs import RecordedRun
+from fedbudget.record import RecordedRun
 from fedbudget.reporting.comparison import (
     CENTRAL,
     CONSTANT,

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TypeAlias
 
-from fedbudget.record import whole_file
+from fedbudget.files import whole_file
 
 
 class Html(str):

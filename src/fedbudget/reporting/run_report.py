@@ -12,8 +12,7 @@ from fedbudget.checks import Array, floats
 from fedbudget.errors import RecordError
 from fedbudget.planning import Plan
 from fedbudget.privacy import rounded_up
-from fedbudget.record import from_row
-from fedbudget.record_runs import RecordedRun, read_run
+from fedbudget.record import RecordedRun, from_row, read_run
 from fedbudget.reporting import html as pages
 from fedbudget.reporting.advice import advice
 from fedbudget.reporting.comparison import (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbudget.errors import needed
-from fedbudget.record import whole_file
+from fedbudget.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,8 +16,7 @@ from fedbudget.ledger import Bools, Charge, Ledger, Turns
 from fedbudget.losses import Loss
 from fedbudget.planning import Plan
 from fedbudget.simulation.kernels.layouts import PackedRows, pack_rows
-from fedbudget.simulation.kernels.round_plan import RoundPlan
-from fedbudget.simulation.kernels.runs import no_shifts, run_rounds
+from fedbudget.simulation.kernels.runs import RoundPlan, no_shifts, run_rounds
 from fedbudget.simulation.measuring import measure
 from fedbudget.simulation.personal import measure_personal
 from fedbudget.training import Order, Replies

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.algorithm_server import Server
+from fedbudget.algorithm import Server
 from fedbudget.checks import Array, choice, whole
 from fedbudget.data import Dataset
 from fedbudget.errors import InvalidInputError, needed

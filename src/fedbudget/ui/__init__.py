@@ -1,5 +1,5 @@
 """The page: thin, served on this machine alone, and without a network.
 
-`fedbudget ui` starts it (`launching`); Streamlit runs `page.py`. What is shown is
-computed without Streamlit in `exploring`, `folders`, `running` and `fleet_status`.
+`fedbudget ui` starts Streamlit, which runs `app.py`. What is shown is computed without
+Streamlit, in `loss_map`, `folders` and the first halves of `run` and `fleet`.
 """

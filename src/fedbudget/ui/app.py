@@ -1,15 +1,70 @@
-"""What Streamlit runs: four pages, one of them shown."""
+"""The page: what it shows, and how Streamlit serves it to this machine alone."""
 
 import argparse
+import os
+import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-import streamlit as st
+from fedbudget.errors import InvalidInputError, MissingExtraError, RecordError
 
-from fedbudget.ui.explore_page import explore_page
-from fedbudget.ui.fleet import fleet_page
-from fedbudget.ui.results_page import results_page
-from fedbudget.ui.run import run_page
+ADDRESS = "127.0.0.1"
+
+# Nothing is counted, fetched, reloaded or advertised; no developer's menu.
+_SETTINGS = {
+    "server.address": ADDRESS,
+    "server.showEmailPrompt": "false",
+    "server.fileWatcherType": "none",
+    "server.maxUploadSize": "1",  # MB; the page takes no files
+    "browser.gatherUsageStats": "false",
+    "client.toolbarMode": "minimal",
+    "client.showErrorDetails": "type",
+    "logger.level": "warning",
+    "logger.hideWelcomeMessage": "true",  # nor its offers, on the page as well
+    "theme.light.primaryColor": "#0b6e75",
+    "theme.dark.primaryColor": "#1a8a93",
+    "theme.font": "sans-serif",
+    "theme.baseRadius": "0.4rem",
+}
+
+
+def check_port(port: int) -> None:
+    """Raise unless the page can be served there."""
+    if not 1 <= port <= 65535:
+        raise InvalidInputError(f"--port {port} is not a port: take 1024 .. 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ADDRESS, port))
+        except OSError as error:
+            raise RecordError(
+                f"cannot serve on {ADDRESS}:{port}: {error.strerror}: take another "
+                "--port"
+            ) from None
+
+
+def server_command(
+    *, port: int, runs: Path, fleet: str, browser: bool = False
+) -> list[str]:
+    """Return the command that serves the page."""
+    if find_spec("streamlit") is None:
+        raise MissingExtraError("the page", "streamlit", extra="ui")
+    headless = "false" if browser else "true"
+    settings = _SETTINGS | {"server.port": str(port), "server.headless": headless}
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    asked = ["--runs", str(runs.absolute()), "--fleet", fleet]
+    return [
+        *(sys.executable, "-m", "streamlit", "run", __file__),
+        *(*flags, "--", *asked),
+    ]
+
+
+def serve(command: list[str]) -> None:
+    """Become the server: signals and exit codes are its own from here on."""
+    sys.stdout.flush()
+    os.execv(command[0], command)
+
 
 _STYLE = """
 <style>
@@ -31,7 +86,15 @@ _STYLE = """
 
 
 def main() -> None:
-    """Show the page that the address names."""
+    """Show the page that the address names: what Streamlit runs."""
+    # Here, because the command line loads this module where Streamlit may be missing.
+    import streamlit as st
+
+    from fedbudget.ui.explore_page import explore_page
+    from fedbudget.ui.fleet import fleet_page
+    from fedbudget.ui.results_page import results_page
+    from fedbudget.ui.run import run_page
+
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--fleet", default="")
@@ -56,5 +119,5 @@ def main() -> None:
     shown.run()
 
 
-if __name__ == "__main__":  # so Streamlit runs it
+if __name__ == "__main__":
     main()

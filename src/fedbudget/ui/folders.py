@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedbudget.record import largest, read_rounds
-from fedbudget.ui.fleet_status import shown_epsilon
+from fedbudget.ui.fleet import shown_epsilon
 
 T = TypeVar("T")
 MEASURES = ("test_accuracy", "validation_accuracy", "test_loss", "train_loss")

@@ -10,7 +10,7 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array
 from fedbudget.errors import InfeasibleBudgetError
 from fedbudget.planning import Plan, plan
-from fedbudget.planning.mapping import predicted_losses
+from fedbudget.planning.frontier import predicted_losses
 from fedbudget.problem import Problem
 
 EPSILONS = (0.25, 16.0)  # the ends of the map, and of the slider

@@ -8,7 +8,7 @@ import pytest
 
 from fedbudget.cli.config import with_prices
 from fedbudget.losses import loss_named
-from fedbudget.metering.meter import round_messages
+from fedbudget.metering import round_messages
 from tests.cli.examples import write_sensors
 from tests.cli.running import assert_one_line, run
 

@@ -23,7 +23,7 @@ from fedbudget.fleet.device.process import Device
 from fedbudget.fleet.device.unix_socket import serve_socket
 from fedbudget.fleet.transport.channel import Message as Heard
 from fedbudget.fleet.wire import topics
-from fedbudget.fleet.wire.parcels import pack
+from fedbudget.fleet.wire.framing import pack
 from tests.contract_devices import DATA, LARGE, PRICES, DevicesContract, Make, plan_for
 from tests.fleet.devices import Fleet, fleets
 from tests.fleet.examples import declaration

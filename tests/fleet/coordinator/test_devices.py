@@ -14,9 +14,9 @@ import pytest
 
 import fedbudget as fb
 from fedbudget.checks import Array
-from fedbudget.fleet.coordinator.answers import farthest
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
+from fedbudget.fleet.coordinator.rounds import farthest
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Broker, Connection
 from fedbudget.fleet.wire import topics

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from benchmarks.fleet.flower_trial import FlowerTrial
 
-from fedbudget.data.newcomers import only
+from fedbudget.data.dataset import only
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.coordinator.flower import settings_of
 from fedbudget.fleet.device.statement import read_statement

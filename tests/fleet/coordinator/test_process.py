@@ -9,14 +9,13 @@ import pytest
 
 import fedbudget as fb
 from fedbudget.fleet.coordinator import process as server
-from fedbudget.fleet.coordinator.fleet_plan import plan_fleet, plan_for
 from fedbudget.fleet.coordinator.process import Settings, run_server
-from fedbudget.fleet.coordinator.roster import alike
+from fedbudget.fleet.coordinator.roster import alike, plan_fleet, plan_for
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Broker
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
-from fedbudget.ui.fleet_status import read_status, round_rows
+from fedbudget.ui.fleet import read_status, round_rows
 from tests.fleet.coordinator.test_devices import DECLARED, NAMES, SIGNER, Scripted
 from tests.fleet.examples import declaration
 from tests.ui.browsing import free_port

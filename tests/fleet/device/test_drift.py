@@ -13,8 +13,7 @@ import pytest
 import fedbudget as fb
 from fedbudget.algorithm import Batch, local_steps, next_shift, weighted_mean
 from fedbudget.checks import Array
-from fedbudget.fleet.coordinator.answers import farthest
-from fedbudget.fleet.coordinator.reach import next_reach
+from fedbudget.fleet.coordinator.rounds import farthest, next_reach
 from fedbudget.fleet.device import exact_steps as steps, guard as guard_module
 from fedbudget.fleet.device.drift import Answered, Course, steer
 from fedbudget.fleet.wire.messages import RunOffer, theta_from_bytes
@@ -260,7 +259,7 @@ def test_honest_devices_stay_within_reach(l2: float) -> None:
             local_steps(
                 model,
                 *DATA.train.device(m),
-                loss=fb.models.loss_named("logistic", l2=l2),
+                loss=fb.losses.loss_named("logistic", l2=l2),
                 tau=plan.tau,
                 learning_rate=plan.learning_rate,
                 noise_std=noise[m],

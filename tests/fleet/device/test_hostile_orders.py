@@ -13,7 +13,7 @@ from fedbudget.fleet.device import (
     drift,
     exact_steps as steps,
     guard as guard_module,
-    terms,
+    guard as terms,
 )
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "fleet"

@@ -16,10 +16,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from fedbudget.errors import LedgerError
 from fedbudget.fleet.device import statement as statement_module
 from fedbudget.fleet.device.hash_chain import Anchor, Entry, anchor_path, open_to_read
-from fedbudget.fleet.device.ledger_file import Accounts, JoinedRun
+from fedbudget.fleet.device.ledger_file import Accounts, JoinedRun, StoredAnswer
 from fedbudget.fleet.device.policy import BudgetPolicy
 from fedbudget.fleet.device.statement import read_statement
-from fedbudget.fleet.device.stored_answers import StoredAnswer
 from fedbudget.ledger import Charge
 from fedbudget.privacy import GDP, epsilon_from_mu
 from tests.fleet.devices import SIGNER, Site, new_site

@@ -16,8 +16,8 @@ from fedbudget.fleet.device.process import Device
 from fedbudget.fleet.device.statement import read_statement
 from fedbudget.fleet.device.unix_socket import HEAD, serve_socket
 from fedbudget.fleet.wire import topics
+from fedbudget.fleet.wire.framing import pack, unpack
 from fedbudget.fleet.wire.messages import Declaration, Reply
-from fedbudget.fleet.wire.parcels import pack, unpack
 from fedbudget.fleet.wire.signing import Signer
 from tests.fleet.devices import SIGNER, write_device
 from tests.fleet.examples import RUN, offer, order

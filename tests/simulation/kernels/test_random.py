@@ -11,9 +11,8 @@ from numba.extending import intrinsic
 from scipy import stats
 
 from fedbudget.losses import Logistic
-from fedbudget.simulation.kernels import formulas
-from fedbudget.simulation.kernels.elementary import fast_exp
-from fedbudget.simulation.kernels.formulas import Lanes
+from fedbudget.simulation.kernels import simd as formulas
+from fedbudget.simulation.kernels.lanes import fast_exp
 from fedbudget.simulation.kernels.layouts import OneHotRows, pack_one_hot
 from fedbudget.simulation.kernels.random import (
     draw_poisson,
@@ -22,7 +21,7 @@ from fedbudget.simulation.kernels.random import (
     restore,
     stream,
 )
-from fedbudget.simulation.kernels.simd import RUN, load, store
+from fedbudget.simulation.kernels.simd import RUN, Lanes, load, store
 
 
 def key(*parts: int) -> tuple[np.uint64, np.uint64]:

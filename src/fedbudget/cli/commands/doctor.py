@@ -127,7 +127,7 @@ def packages() -> Iterator[Package]:
 
 def system_facts() -> Iterator[tuple[str, str]]:
     """Yield what else commands depend on."""
-    from fedbudget.metering.energy import Rapl
+    from fedbudget.metering import Rapl
 
     yield "python", f"{platform.python_version()} ({sys.executable})"
     yield "processors", str(os.cpu_count())

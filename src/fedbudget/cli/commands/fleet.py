@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbudget.cli.helping import PlainCommand, PlainGroup
-from fedbudget.cli.options import BUDGETS, OUTPUT, AsJson
+from fedbudget.cli.options import BUDGETS, OUTPUT, AsJson, PlainCommand, PlainGroup
 from fedbudget.cli.output import print_json, progress
 
 if TYPE_CHECKING:

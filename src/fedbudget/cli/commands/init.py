@@ -14,11 +14,11 @@ import typer
 from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import print_json, progress
 from fedbudget.data import Categorical, Numeric
-from fedbudget.data.drafting import Draft, draft
 from fedbudget.data.features import Feature
 from fedbudget.data.partitions import parse_partition
+from fedbudget.data.tables import Draft, draft
 from fedbudget.errors import InvalidInputError, NotPrivateWarning, RecordError
-from fedbudget.record import whole_file
+from fedbudget.files import whole_file
 from fedbudget.text import counted
 
 _MARK = "read from the rows: replace by what is publicly known"

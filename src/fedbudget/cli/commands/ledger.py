@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from fedbudget.cli.helping import PlainCommand, PlainGroup
-from fedbudget.cli.options import AsJson
+from fedbudget.cli.options import AsJson, PlainCommand, PlainGroup
 from fedbudget.cli.output import print_json
 
 if TYPE_CHECKING:

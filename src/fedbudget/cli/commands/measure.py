@@ -10,8 +10,8 @@ from fedbudget.cli.config import Config, read_config, with_prices
 from fedbudget.cli.options import OUTPUT, Question
 from fedbudget.cli.output import print_json, progress
 from fedbudget.errors import InvalidInputError
+from fedbudget.files import whole_file
 from fedbudget.losses import Loss, loss_named
-from fedbudget.record import whole_file
 
 _WORK, _ENERGY, _LINK = "Work", "Energy", "Network"
 
@@ -134,8 +134,7 @@ def measure(
 
     Steps are those of fedbudget device, ten a round; a round is its messages.
     """
-    from fedbudget.metering.links import Broker, parse_broker
-    from fedbudget.metering.meter import measure as measured_here
+    from fedbudget.metering import Broker, measure as measured_here, parse_broker
 
     if write and config is None:
         raise InvalidInputError("--write needs a file to write to: name the config")

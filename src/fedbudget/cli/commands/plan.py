@@ -6,8 +6,7 @@ import typer
 
 import fedbudget
 from fedbudget.budget import Budget
-from fedbudget.cli.asking import asks, numbers
-from fedbudget.cli.options import BUDGETS, Cost, Epsilon, ShapeQuestion
+from fedbudget.cli.options import BUDGETS, Cost, Epsilon, ShapeQuestion, asks, numbers
 from fedbudget.cli.output import print_json, progress
 from fedbudget.cli.sources import about, limits, read_source
 from fedbudget.errors import InfeasibleBudgetError

@@ -37,7 +37,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML page about a run: plan, promise, curves, devices, advice."""
-    from fedbudget.record_runs import read_run
+    from fedbudget.record import read_run
     from fedbudget.reporting.advice import advice
     from fedbudget.reporting.comparison import kept_comparison
     from fedbudget.reporting.run_report import report as write_report

@@ -2,34 +2,20 @@
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 import fedbudget
-from fedbudget.checks import Array, whole
-from fedbudget.cli.asking import asks, numbers
-from fedbudget.cli.options import BUDGETS, OUTPUT, RUN, SweepQuestion
+from fedbudget.checks import whole
+from fedbudget.cli.options import BUDGETS, OUTPUT, RUN, SweepQuestion, asks, numbers
 from fedbudget.cli.output import Bar, print_json, progress, telling_of_compilation
 from fedbudget.cli.sources import Source, about, read_data, source_of
+from fedbudget.cli.views.run import Point, spread
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
-from fedbudget.planning import Plan
-from fedbudget.record import whole_file
+from fedbudget.files import whole_file
 from fedbudget.simulation.sweeping import Sweep
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Point:
-    """A planner, a pair of budgets, and the plan they gave, if any."""
-
-    planner: str
-    epsilon: float  # the budgets, not what the plan spends of them
-    cost: float
-    plan: Plan | None
-    number: int  # of the plan in the sweep, if there is one
 
 
 @asks
@@ -178,13 +164,6 @@ def _plain(point: Point, found: Sweep) -> dict[str, Any]:
         | {name: getattr(point.plan, name) for name in names}
         | {"accuracy": mean, "accuracy_std": std}
         | {"loss": spread(found.measured["train_loss"][point.number])[0]}
-    )
-
-
-def spread(values: Array) -> tuple[float, float | None]:
-    """Return mean and standard deviation; one value alone has no deviation."""
-    return float(np.mean(values)), (
-        float(np.std(values, ddof=1)) if len(values) > 1 else None
     )
 
 

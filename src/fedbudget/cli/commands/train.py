@@ -13,8 +13,7 @@ import typer
 
 import fedbudget
 from fedbudget.budget import Budget
-from fedbudget.cli.asking import asks
-from fedbudget.cli.options import OUTPUT, RUN, Cost, Epsilon, Question
+from fedbudget.cli.options import OUTPUT, RUN, Cost, Epsilon, Question, asks
 from fedbudget.cli.output import (
     Bar,
     Stopped,

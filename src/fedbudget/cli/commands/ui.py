@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedbudget.cli.options import OUTPUT
-from fedbudget.ui.launching import ADDRESS, check_port, serve, server_command
+from fedbudget.ui.app import ADDRESS, check_port, serve, server_command
 
 
 def ui(

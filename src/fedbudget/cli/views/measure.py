@@ -11,7 +11,7 @@ from fedbudget.cli.views.layout import (
     show_pairs,
     show_table,
 )
-from fedbudget.metering.meter import Measured, Meter
+from fedbudget.metering import Measured, Meter
 
 
 def show_measured(

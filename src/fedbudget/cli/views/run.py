@@ -1,12 +1,14 @@
 """Runs and sweeps for people: readable at 80 columns, and without colour."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from fedbudget.budget import Budget
-from fedbudget.cli.commands.sweep import Point, spread
+from fedbudget.checks import Array
 from fedbudget.cli.output import one_line
 from fedbudget.cli.sources import Source
 from fedbudget.cli.views.layout import (
@@ -19,7 +21,7 @@ from fedbudget.cli.views.layout import (
     show_title,
 )
 from fedbudget.planning import Plan
-from fedbudget.privacy.cautions import weak_promises
+from fedbudget.privacy.runs import weak_promises
 from fedbudget.record import from_row
 from fedbudget.simulation.sweeping import Sweep
 from fedbudget.text import counted, span
@@ -42,6 +44,17 @@ _EXPLAINED = (
     "personal: the global model, adapted by each device to its own rows and kept there",
     "alone: each device with its own rows only, nothing sent",
 )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Point:
+    """A planner, a pair of budgets, and the plan they gave, if any."""
+
+    planner: str
+    epsilon: float  # the budgets, not what the plan spends of them
+    cost: float
+    plan: Plan | None
+    number: int  # of the plan in the sweep, if there is one
 
 
 def show_run(source: Source, budget: Budget, run: Run, *, record: str | None) -> None:
@@ -164,3 +177,10 @@ def _spread(mean: float, std: float | None) -> str:
 def _number(value: float) -> str:
     """Return four places, as long as that is not a row of digits."""
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
+
+
+def spread(values: Array) -> tuple[float, float | None]:
+    """Return mean and standard deviation; one value alone has no deviation."""
+    return float(np.mean(values)), (
+        float(np.std(values, ddof=1)) if len(values) > 1 else None
+    )

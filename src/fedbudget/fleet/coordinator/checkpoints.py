@@ -49,6 +49,17 @@ CREATE TABLE IF NOT EXISTS dropped (
 """
 
 ANSWERED, LATE, REFUSED = "answered", "late", "refused"
+# It had refused the run, and then joined: what came of this round is not known.
+JOINED_LATE = "joined-late"
+# A device of which this is known may have been charged: its answer was lost, its model
+# grew beyond all bounds, its disk was full after the charge, or it is further than us.
+MAY_BE_CHARGED = (
+    "already-charged",
+    "bad-model",
+    "device-trouble",
+    "wrong-round",
+    JOINED_LATE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,13 @@
-"""A fleet behind the `Devices` seam: the loop of `train` runs it over any channel."""
+"""A fleet behind the `Devices` seam: the loop of `train` runs it over any channel.
+
+Each device is offered its own part of the plan, once per run.
+"""
 
 import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedbudget.checks import Array, choice, whole, within
@@ -14,25 +17,63 @@ from fedbudget.errors import (
     RecordError,
     TrainingError,
 )
-from fedbudget.fleet.coordinator.answers import Asked, theta_of
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints, StoredRun
-from fedbudget.fleet.coordinator.offers import offers_of, precision_of
-from fedbudget.fleet.coordinator.reach import Reach
 from fedbudget.fleet.coordinator.roster import Roster, check_fit
-from fedbudget.fleet.coordinator.rounds import OpenRound
+from fedbudget.fleet.coordinator.rounds import Asked, OpenRound, Reach, theta_of
 from fedbudget.fleet.coordinator.spending import Tally
 from fedbudget.fleet.transport.channel import Channel, Message
 from fedbudget.fleet.wire import topics
+from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.framing import Joiner, split
 from fedbudget.fleet.wire.messages import (
     PRECISIONS,
     Declaration,
+    Precision,
     RoundOrder,
+    RunOffer,
     theta_to_bytes,
 )
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import Plan
 from fedbudget.training import Order, Replies
+
+
+def offers_of(
+    plan: Plan,
+    declared: Sequence[Declaration],
+    *,
+    run: bytes,
+    name: str,
+    precision: Precision,
+) -> Iterator[RunOffer]:
+    """Yield the offers to all devices that have a part in the plan."""
+    for index, told in enumerate(declared):
+        if plan.device_rounds[index] > 0:
+            yield RunOffer(
+                run=run,
+                name=name,
+                device=told.device,
+                tau=plan.tau,
+                rounds=int(plan.device_rounds[index]),
+                learning_rate=plan.learning_rate,
+                sampling=plan.sampling,
+                num_samples=int(plan.num_samples[index]),
+                batch_size=int(plan.batch_size[index]),
+                noise_std=float(plan.noise_std[index]),
+                loss=plan.loss,
+                num_classes=plan.num_classes,
+                l2=plan.l2,
+                dim=plan.dim,
+                precision=precision,
+                drift_momentum=plan.momentum if plan.drift_control else None,
+            )
+
+
+def precision_of(payload: bytes) -> Precision:
+    """Return the precision of a run's models, from a signed offer of ours."""
+    body, _ = decode(payload)
+    return RunOffer.from_bytes(body).precision
+
 
 _log = logging.getLogger(__name__)
 

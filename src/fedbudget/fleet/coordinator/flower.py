@@ -20,7 +20,7 @@ from fedbudget.fleet.coordinator.process import Settings, run_server
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import MAX_BYTES
-from fedbudget.fleet.wire.parcels import pack, unpack
+from fedbudget.fleet.wire.framing import pack, unpack
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message as FlowerMessage

@@ -18,8 +18,7 @@ import numpy as np
 from fedbudget.checks import choice, whole, within
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
-from fedbudget.fleet.coordinator.fleet_plan import plan_fleet
-from fedbudget.fleet.coordinator.roster import Roster, gather
+from fedbudget.fleet.coordinator.roster import Roster, gather, plan_fleet
 from fedbudget.fleet.coordinator.status import Source, StatusServer
 from fedbudget.fleet.transport.certificates import COORDINATOR
 from fedbudget.fleet.transport.channel import Channel

@@ -1,16 +1,32 @@
-"""Who is there: what devices declare, and whether they are connected."""
+"""Who is there: what devices declare, and whether they are connected.
+
+Planning for whoever has declared itself: declarations are untrusted, and free. Whoever
+cannot take part, fits no other, or demands noise that would drown the others is left
+out by name; no device can end a run for all, or wreck its model, by what it says.
+"""
 
 import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from fedbudget.errors import InvalidInputError, MessageError, TrainingError
+import numpy as np
+
+from fedbudget.budget import Budget, Prices
+from fedbudget.checks import Array
+from fedbudget.errors import (
+    InfeasibleBudgetError,
+    InvalidInputError,
+    MessageError,
+    TrainingError,
+)
 from fedbudget.fleet.transport.channel import Channel, Message
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
-from fedbudget.planning import Plan
+from fedbudget.planning import Plan, plan
+from fedbudget.problem import Problem
 
 _log = logging.getLogger(__name__)
 
@@ -151,3 +167,142 @@ def check_fit(plan: Plan, declared: Sequence[Declaration]) -> None:
                     f"the plan is for {name} {ours}, device {told.device} declares "
                     f"{theirs}: plan again for these devices"
                 )
+
+
+_log = logging.getLogger(__name__)
+
+_MOST_EXCESS = 10.0  # who demands more noise than this many times is left out
+
+
+def plan_fleet(
+    found: list[Declaration],
+    *,
+    dissimilarity: str | float = "mild",
+    planner: str = "joint",
+) -> tuple[Plan, list[Declaration]]:
+    """Plan for those who fit together, and return them; others are left out by name.
+
+    Raises:
+        InfeasibleBudgetError: Nobody can take part.
+    """
+    declared = _without(able(found))
+    if not declared:
+        raise InfeasibleBudgetError(
+            f"none of the {len(found)} devices has a budget for one round with one "
+            "step: their owners have to raise it, or lower their prices"
+        )
+    declared = _without(alike(declared))
+    while True:
+        chosen = _plan(declared, dissimilarity=dissimilarity, planner=planner)
+        quiet, left_out = _quiet_enough(chosen, declared)
+        if not left_out:
+            return _as_noisy_as_demanded(chosen, declared), declared
+        declared = _without((quiet, left_out))
+
+
+def _without(
+    sorted_out: tuple[list[Declaration], Mapping[str, str]],
+) -> list[Declaration]:
+    """Return who stays, and tell who does not."""
+    stays, left_out = sorted_out
+    for device, reason in left_out.items():
+        _log.warning("device %s is left out: %s", device, reason)
+    return stays
+
+
+def plan_for(
+    declared: Sequence[Declaration],
+    *,
+    dissimilarity: str | float = "mild",
+    planner: str = "joint",
+) -> Plan:
+    """Plan for what all these devices declare: sizes, prices, budgets, least noise.
+
+    Raises:
+        InfeasibleBudgetError: A device's budget does not pay for a single round.
+    """
+    chosen = _plan(declared, dissimilarity=dissimilarity, planner=planner)
+    return _as_noisy_as_demanded(chosen, declared)
+
+
+def _plan(
+    declared: Sequence[Declaration], *, dissimilarity: str | float, planner: str
+) -> Plan:
+    first = declared[0]
+    problem = Problem(
+        num_samples=[told.num_samples for told in declared],
+        dim=first.dim,
+        loss=first.loss,
+        num_classes=first.num_classes if first.loss == "softmax" else None,
+        dissimilarity=dissimilarity,
+    )
+    for told in declared:
+        if not (told.epsilon > 0 and told.cost > 0 and told.delta < 1):
+            raise InvalidInputError(
+                f"device {told.device} declares epsilon {told.epsilon:g}, delta "
+                f"{told.delta:g}, cost {told.cost:g}: it has nothing to spend"
+            )
+    budget = Budget(
+        epsilon=[told.epsilon for told in declared],
+        delta=[told.delta for told in declared],
+        cost=[told.cost for told in declared],
+    )
+    prices = Prices(
+        communication=[told.communication_price for told in declared],
+        computation=[told.computation_price for told in declared],
+    )
+    # What zCDP allows, the exact count allows too; not the other way round.
+    strict = any(told.accountant == "zcdp" for told in declared)
+    return plan(
+        problem,
+        budget,
+        prices,
+        planner=planner,
+        accountant="zcdp" if strict else "gdp",
+    )
+
+
+def _as_noisy_as_demanded(chosen: Plan, declared: Sequence[Declaration]) -> Plan:
+    """Raise the noise to what owners demand at least; that spends less privacy.
+
+    A device's weight shrinks as its noise grows: demands are free, and the noise of one
+    device is not to drown the others.
+    """
+    noise = _demanded_noise(chosen, declared)
+    if (chosen.noise_std >= noise).all():
+        return chosen
+    weights = chosen.weights / _excess(chosen, noise)
+    return replace(chosen, noise_std=noise, weights=weights / weights.sum())
+
+
+def _quiet_enough(
+    chosen: Plan, declared: Sequence[Declaration]
+) -> tuple[list[Declaration], Mapping[str, str]]:
+    """Return whose demand for noise a run can bear, and why others are left out."""
+    excess = _excess(chosen, _demanded_noise(chosen, declared))
+    left_out = {
+        told.device: f"its least noise multiplier {told.least_noise_multiplier:g} is "
+        f"{times:.3g} times what its epsilon needs or a middle device has"
+        for told, times in zip(declared, excess, strict=True)
+        if times > _MOST_EXCESS
+    }
+    return [told for told in declared if told.device not in left_out], left_out
+
+
+def _demanded_noise(chosen: Plan, declared: Sequence[Declaration]) -> Array:
+    """Return the planned noise, or what the owner demands if that is more."""
+    least = np.array([told.least_noise_multiplier for told in declared])
+    # A device divides again, and may round the other way.
+    demanded = least * chosen.lipschitz / chosen.batch_size * (1 + 1e-12)
+    return np.maximum(chosen.noise_std, demanded)
+
+
+def _excess(chosen: Plan, noise: Array) -> Array:
+    """Return how many times too noisy each device is; at least 1.
+
+    Measured by what its own budget needs, or by what a middle device has, if that is
+    more: who has a large epsilon may well demand the noise of the others.
+    """
+    # The lower of two in the middle: of two devices, one cannot be its own measure.
+    middle = np.quantile(noise[chosen.weights > 0], 0.5, method="lower")
+    return np.maximum(1.0, noise / np.maximum(chosen.noise_std, middle))

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedbudget.checks import Array
-from fedbudget.fleet.coordinator.answers import MAY_BE_CHARGED
 from fedbudget.fleet.coordinator.checkpoints import (
     ANSWERED,
     LATE,
+    MAY_BE_CHARGED,
     REFUSED,
     Checkpoints,
     StoredReply,

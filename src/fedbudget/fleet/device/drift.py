@@ -19,7 +19,7 @@ answer: the bytes that are sent, after noise and rounding, never from rows, grad
 anything else that stays on the device. So it is post-processing of what was paid for,
 and everybody who saw the messages can compute it. It is added to the model, not to the
 gradient: what a step reveals of a row, and the noise that hides it, are what they were
-(`steps.noisy_steps` promises its noise for any model whatsoever).
+(`exact_steps.noisy_steps` promises its noise for any model whatsoever).
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ import numpy as np
 from fedbudget.algorithm import next_shift
 from fedbudget.checks import Array
 from fedbudget.errors import MessageError
-from fedbudget.fleet.device.stored_answers import StoredAnswer
+from fedbudget.fleet.device.ledger_file import StoredAnswer
 from fedbudget.fleet.wire.messages import Reply, RunOffer, theta_from_bytes
 
 _NUMBERS = np.dtype("<f8")

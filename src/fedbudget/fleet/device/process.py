@@ -8,7 +8,6 @@ import ctypes
 import logging
 import signal
 import threading
-from typing import NamedTuple
 
 from fedbudget.errors import InvalidInputError, LedgerError, MessageError
 from fedbudget.fleet.device.guard import Guard
@@ -17,20 +16,12 @@ from fedbudget.fleet.device.unix_socket import serve_socket
 from fedbudget.fleet.transport.certificates import Identity
 from fedbudget.fleet.transport.mqtt import Broker, Connection
 from fedbudget.fleet.wire import topics
-from fedbudget.fleet.wire.framing import Joiner, split
+from fedbudget.fleet.wire.framing import Joiner, Outgoing, split
 
 _log = logging.getLogger(__name__)
 
 _SENDERS = 4  # topics whose chunks are kept until all are there
 _AROUND_THE_MODEL = 4096  # bytes of the largest message that are not the model
-
-
-class Outgoing(NamedTuple):
-    """Something to publish."""
-
-    topic: str
-    payload: bytes
-    retain: bool
 
 
 class Device:

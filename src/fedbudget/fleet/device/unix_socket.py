@@ -16,13 +16,10 @@ import struct
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from fedbudget.errors import InvalidInputError, MessageError
-from fedbudget.fleet.wire.parcels import pack, unpack
-
-if TYPE_CHECKING:
-    from fedbudget.fleet.device.process import Device
+from fedbudget.fleet.wire.framing import Outgoing, pack, unpack
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +28,26 @@ _PATIENCE = 10.0  # seconds for a parcel to come in, and for the replies to go o
 _MODE = 0o660  # the owner gives the carrying user its group
 
 
-def serve_socket(device: "Device", path: Path, stop: threading.Event) -> None:
+class CarriedDevice(Protocol):
+    """What is asked of a device whose messages another program carries."""
+
+    REFRESH: float  # seconds between two looks at the data file
+    most_bytes: int  # of a parcel
+
+    def hello(self) -> list[Outgoing]:
+        """Return what every exchange says first."""
+        ...
+
+    def handle(self, topic: str, payload: bytes) -> list[Outgoing]:
+        """Return the answers to a message."""
+        ...
+
+    def refresh(self) -> list[Outgoing]:
+        """Look at the data file."""
+        ...
+
+
+def serve_socket(device: CarriedDevice, path: Path, stop: threading.Event) -> None:
     """Answer parcels until told to stop.
 
     Raises:
@@ -78,7 +94,7 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _exchange(device: "Device", connection: socket.socket) -> None:
+def _exchange(device: CarriedDevice, connection: socket.socket) -> None:
     end = time.monotonic() + _PATIENCE
     (length,) = HEAD.unpack(_read(connection, HEAD.size, end))
     if length > device.most_bytes:

@@ -249,7 +249,7 @@ def _private_pem(key: "ec.EllipticCurvePrivateKey") -> bytes:
 
 def _write(path: Path, content: bytes, *, private: bool) -> None:
     """Write a file that only its owner may read, if it is private."""
-    from fedbudget.record import whole_file  # a device reads only, with less memory
+    from fedbudget.files import whole_file
 
     with whole_file(path, "wb", permissions=0o600 if private else 0o644) as file:
         file.write(content)

@@ -3,24 +3,34 @@
 A message that fits is sent as it is. Any other is cut into chunks; chunk i of a message
 for topic T goes to T/i, so that a broker can retain all of them. Each chunk has the
 digest of the whole message: chunks of different messages never mix.
+
+A parcel holds several messages, for transports that have no topics: a CBOR list of
+(topic, payload). What opens one trusts nothing in it.
 """
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from fedbudget.errors import MessageError
-from fedbudget.fleet.wire.codec import MAX_BYTES, decode
-from fedbudget.fleet.wire.fields import Check, binary, count
-from fedbudget.fleet.wire.messages import Message
+from fedbudget.fleet.wire.codec import MAX_BYTES, decode, encode
+from fedbudget.fleet.wire.messages import Check, Message, binary, count
 
 DIGEST_BYTES = 16
 # Of one MQTT message. RabbitMQ and mosquitto take far more; cloud brokers 128 KiB.
 CHUNK_BYTES = 96 * 1024
 _OVERHEAD = 128  # of a chunk around its data, at most
 _PENDING = 2  # unfinished messages kept per sender: the newest ones
+
+
+class Outgoing(NamedTuple):
+    """Something to publish."""
+
+    topic: str
+    payload: bytes
+    retain: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,3 +150,34 @@ class Joiner:
 
 def _digest(payload: bytes) -> bytes:
     return hashlib.sha256(payload).digest()[:DIGEST_BYTES]
+
+
+_TOPIC_BYTES = 256  # far more than one has, with its frame
+
+
+def pack(messages: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return messages as one piece of bytes.
+
+    >>> unpack(pack([("a/b", b"c")]), limit=100)
+    [('a/b', b'c')]
+    """
+    return encode([list(message) for message in messages])
+
+
+def unpack(data: bytes, *, limit: int) -> list[tuple[str, bytes]]:
+    """Return the messages in a parcel from an untrusted source.
+
+    Raises:
+        MessageError: It is too long, damaged, or anything but a list of messages.
+    """
+    value = decode(data, limit=limit)
+    if not isinstance(value, list):
+        raise MessageError(f"not a parcel: {type(value).__name__}, not a list")
+    found = []
+    for item in value:
+        match item:
+            case [str(topic), bytes(payload)] if len(topic) <= _TOPIC_BYTES:
+                found.append((topic, payload))
+            case _:
+                raise MessageError("not a parcel: an item is not a topic and bytes")
+    return found

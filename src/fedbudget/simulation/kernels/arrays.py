@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbudget.simulation.kernels.compiled import compiled_inline
 from fedbudget.simulation.kernels.layouts import aligned_zeros
 from fedbudget.simulation.kernels.random import (
     BATCHES,
@@ -14,7 +13,14 @@ from fedbudget.simulation.kernels.random import (
     restore,
     stream,
 )
-from fedbudget.simulation.kernels.simd import RUN, add, load, splat, store
+from fedbudget.simulation.kernels.simd import (
+    RUN,
+    add,
+    compiled_inline,
+    load,
+    splat,
+    store,
+)
 
 LOGISTIC, HINGE, HUBER, SOFTMAX = 0, 1, 2, 3
 FULL, FIXED, POISSON, CYCLIC = 0, 1, 2, 3
@@ -43,7 +49,7 @@ class Work(NamedTuple):
     smallest: Any  # int64, shape (M,): the smallest batch of any lane
     largest: Any  # int64, shape (M,): the largest
     noisy: Any  # bool, shape (M,): some noise is not zero
-    controlled: bool  # drift control: see `local.next_shift`
+    controlled: bool  # drift control: see `algorithm.next_shift`
 
 
 class LaneWork(Work):

@@ -6,10 +6,10 @@ import numpy as np
 from numba.extending import overload
 
 from fedbudget.simulation.kernels.arrays import clear
-from fedbudget.simulation.kernels.compiled import compiled_inline
 from fedbudget.simulation.kernels.simd import (
     RUN,
     add,
+    compiled_inline,
     load,
     multiply,
     splat,

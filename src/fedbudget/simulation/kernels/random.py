@@ -15,8 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.simulation.kernels.compiled import compiled, compiled_inline
-from fedbudget.simulation.kernels.simd import RUN, store_normals
+from fedbudget.simulation.kernels.simd import (
+    RUN,
+    compiled,
+    compiled_inline,
+    store_normals,
+)
 
 u64 = np.uint64
 
@@ -63,7 +67,7 @@ def count_ones(x: Any) -> Any:
 def fill_normals(out: Any, count: Any, state: Any, gamma: Any) -> None:
     """Write `count` standard normals, and more up to a multiple of 32.
 
-    One word of the stream makes two normals: see `formulas.two_normals`.
+    One word of the stream makes two normals: see `simd.two_normals`.
     """
     for i in range(0, count, 2 * RUN):
         store_normals(out, i, state, gamma)

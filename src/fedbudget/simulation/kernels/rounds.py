@@ -10,13 +10,13 @@ from numba import prange
 from numba.extending import overload
 
 from fedbudget.simulation.kernels.arrays import Work, scratch_of
-from fedbudget.simulation.kernels.compiled import (
+from fedbudget.simulation.kernels.lanes import lane_steps
+from fedbudget.simulation.kernels.random import MEAN_NOISE, fill_normals, stream
+from fedbudget.simulation.kernels.simd import (
     compiled,
     compiled_inline,
     compiled_parallel,
 )
-from fedbudget.simulation.kernels.lanes import lane_steps
-from fedbudget.simulation.kernels.random import MEAN_NOISE, fill_normals, stream
 from fedbudget.simulation.kernels.steps import single_steps
 
 f32 = np.float32

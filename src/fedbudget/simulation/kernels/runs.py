@@ -4,7 +4,7 @@
     device_replies  one round, every device's own model
     sweep_runs      many plans and seeds, in parallel over runs
 
-The steps are those of `local`, and the tests compare them. Random numbers depend on
+The steps are those of `algorithm`, and the tests compare them. Random numbers depend on
 (seed, device, step) alone: neither the number of threads nor the order of work changes
 a result. Numba compiles on first use, once per layout of the rows, and keeps the result
 on disk.
@@ -12,22 +12,20 @@ on disk.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from fedbudget.algorithm import SAMPLINGS
+from fedbudget.algorithm import SAMPLINGS, Sampling
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Floats, Huber
 from fedbudget.simulation.kernels.layouts import DenseRows, OneHotRows, PackedRows
-from fedbudget.simulation.kernels.round_plan import RoundPlan, check_plan, per_device
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-__all__ = ["RoundPlan", "device_replies", "run_rounds", "sweep_runs"]
 
 FloatT = TypeVar("FloatT", bound=np.floating[Any])
 
@@ -49,6 +47,61 @@ _LANES = 16
 _WORTH_THREADS = 0.1e-3  # seconds of a round on one core
 _FEW_PLANS = 3  # up to so many plans run faster one by one than side by side,
 _FEW_FULL, _FEW_DENSE = 6, 12  # or so many where batches are full, or rows dense too
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """What a round asks of every device; numbers may be one for all or one each."""
+
+    tau: int
+    learning_rate: float
+    batch_size: ArrayLike  # X_m; not read for full batches
+    noise_std: ArrayLike  # sigma_m
+    weights: ArrayLike  # p_m; a device with weight zero does not take part
+    sampling: Sampling = "fixed"
+    momentum: float = 0.0  # of the server's update, between rounds
+    drift_control: bool = False  # see `algorithm.next_shift`
+
+
+def check_plan(plan: RoundPlan, packed: PackedRows) -> None:
+    """Refuse what the kernels, which check nothing, could not survive."""
+    if plan.sampling not in SAMPLINGS:
+        raise InvalidInputError(
+            f"sampling {plan.sampling!r} is not known: choose one of {SAMPLINGS}"
+        )
+    if not 0 <= plan.momentum < 1:
+        raise InvalidInputError(f"momentum must be in [0, 1), got {plan.momentum}")
+    if plan.tau < 1 or not np.isfinite(plan.learning_rate):
+        raise InvalidInputError(
+            f"tau must be at least 1 and learning_rate finite, got tau={plan.tau}, "
+            f"learning_rate={plan.learning_rate}"
+        )
+    sizes = per_device(plan.batch_size, packed, "batch_size")
+    wrong = (sizes < 1) | (sizes > packed.num_samples)
+    if plan.sampling != "full" and wrong.any():
+        m = int(np.flatnonzero(wrong)[0])
+        raise InvalidInputError(
+            f"batch_size of device {m} must be 1 .. {packed.num_samples[m]}, its "
+            f"number of rows, got {sizes[m]}"
+        )
+    for name in ("noise_std", "weights"):
+        values = per_device(getattr(plan, name), packed, name)
+        if not ((values >= 0) & np.isfinite(values)).all():
+            raise InvalidInputError(
+                f"{name} must be zero or positive and finite, got {values.min()} .. "
+                f"{values.max()}"
+            )
+
+
+def per_device(values: ArrayLike, packed: PackedRows, name: str) -> NDArray[Any]:
+    """Return one value per device."""
+    array = np.asarray(values)
+    if array.shape not in ((), (packed.num_devices,)):
+        raise InvalidInputError(
+            f"{name} must be one number or one for each of the {packed.num_devices} "
+            f"devices, got shape {array.shape}"
+        )
+    return np.broadcast_to(array, (packed.num_devices,))
 
 
 def run_rounds(

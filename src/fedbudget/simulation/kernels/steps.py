@@ -15,7 +15,6 @@ from fedbudget.simulation.kernels.arrays import (
     gather,
     undo_batch,
 )
-from fedbudget.simulation.kernels.compiled import compiled, compiled_inline
 from fedbudget.simulation.kernels.layouts import DenseRows, OneHotRows, SparseRows
 from fedbudget.simulation.kernels.one_hot import (
     add_by_code,
@@ -32,6 +31,8 @@ from fedbudget.simulation.kernels.random import (
 from fedbudget.simulation.kernels.simd import (
     RUN,
     add,
+    compiled,
+    compiled_inline,
     hinge_slopes,
     huber_slopes,
     keep_apart,
