@@ -1,7 +1,9 @@
 """A module imports only from layers below its own; inside a layer, never in circles."""
 
 import ast
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import fedbudget
@@ -88,6 +90,64 @@ def _circles(graph: dict[str, set[str]]) -> list[str]:
 
 def test_no_module_imports_upwards() -> None:
     assert violations(Path(fedbudget.__file__).parent) == []
+
+
+# What a device runs must not load: it has little memory, and obeys no planner's code.
+ON_DEVICES = ("fleet/device", "fleet/wire")
+NOT_ON_DEVICES = (
+    *(f"{PACKAGE}.{unit}" for unit in ("planning", "simulation", "training", "record")),
+    f"{PACKAGE}.fleet.coordinator",
+    *("numba", "pandas", "pyarrow", "scipy"),
+)
+
+
+def device_modules(root: Path) -> dict[str, Path]:
+    """Return the modules that run on devices, by their full names."""
+    return {
+        ".".join([PACKAGE, *path.relative_to(root).with_suffix("").parts]): path
+        for folder in ON_DEVICES
+        for path in sorted((root / folder).glob("*.py"))
+        if path.name != "__init__.py"
+    }
+
+
+def forbidden(names: Iterable[str]) -> list[str]:
+    """Return which of these modules no device may load."""
+    return sorted(
+        name
+        for name in names
+        if any(name == bad or name.startswith(f"{bad}.") for bad in NOT_ON_DEVICES)
+    )
+
+
+def test_what_runs_on_devices_names_nothing_heavy() -> None:
+    modules = device_modules(Path(fedbudget.__file__).parent)
+    assert f"{PACKAGE}.fleet.device.guard" in modules
+    for module, path in modules.items():
+        assert forbidden(name for _, name in imported(path, module)) == [], path
+
+
+def test_what_runs_on_devices_loads_nothing_heavy() -> None:
+    modules = device_modules(Path(fedbudget.__file__).parent)
+    script = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert set(modules) <= set(done.stdout.split())
+    assert forbidden(done.stdout.split()) == []
+
+
+def test_the_packages_on_a_devices_path_are_empty() -> None:
+    root = Path(fedbudget.__file__).parent
+    for folder in ("fleet", *ON_DEVICES, "fleet/transport"):
+        (docstring,) = ast.parse((root / folder / "__init__.py").read_text()).body
+        assert isinstance(docstring, ast.Expr), folder
+
+
+def test_heavy_modules_are_recognised() -> None:
+    names = ["scipy.special", "fedbudget.planning", "fedbudget.planning.joint", "numpy"]
+    assert forbidden(names) == names[1:3] + names[:1]
+    assert forbidden(["fedbudget.planning_notes", "scipyx", "fedbudget.fleet"]) == []
 
 
 def test_the_walk_sees_the_code() -> None:

@@ -7,9 +7,9 @@ a coordinator may send:
 - Rows and slopes are whole numbers over a power of two, so the sum of the samples'
   gradients is exact, and does not depend on the order of the rows. Replacing one sample
   moves it by at most 2 G, not by that and some rounding.
-- The sum is rounded to a grid, and whole numbers from `exact_noise.ExactNormals` are added.
-  Rounding can move a coordinate by one more grid step; the noise is raised by as much
-  (less than a thousandth), so that a step spends exactly what the plan counted.
+- The sum is rounded to a grid, and whole numbers from `exact_noise.ExactNormals` are
+  added. Rounding can move a coordinate by one more grid step; the noise is raised by as
+  much (less than a thousandth), so that a step spends exactly what the plan counted.
 """
 
 import math

@@ -2,9 +2,9 @@
 
 An append-only SQLite file (WAL, synchronous=FULL). Each entry has the digest of the one
 before it, so an entry that was edited, removed or moved is found; a small file beside
-the ledger (`hash_chain.Anchor`) remembers the last entry, so that a shorter ledger is found
-too: one that was cut, or an old copy. What a charge would overdraw is decided by the
-same `Ledger` that simulations use; here are only its memory and its order:
+the ledger (`hash_chain.Anchor`) remembers the last entry, so that a shorter ledger is
+found too: one that was cut, or an old copy. What a charge would overdraw is decided by
+the same `Ledger` that simulations use; here are only its memory and its order:
 
     charge, on disk -> data are touched -> the answer, on disk -> the answer is sent
 
