@@ -124,12 +124,15 @@ def legend_below(figure: "Figure", axes: Sequence["Axes"], *, columns: int) -> N
     )
 
 
-def save(figure: "Figure", stem: Path) -> list[Path]:
-    """Write the figure as SVG, PDF and PNG, each whole or not at all.
+def save(
+    figure: "Figure", stem: Path, *, formats: Sequence[str] = FORMATS
+) -> list[Path]:
+    """Write the figure in each format, whole or not at all.
 
     Args:
         figure: What to write.
         stem: The files' path without the ending.
+        formats: The endings, each of which says how it is written.
     """
     import matplotlib
 
@@ -138,7 +141,7 @@ def save(figure: "Figure", stem: Path) -> list[Path]:
     figure.set_layout_engine("none")
     written = []
     with matplotlib.rc_context({"svg.hashsalt": stem.name}):  # the same ids every time
-        for kind in FORMATS:
+        for kind in formats:
             path = stem.with_name(f"{stem.name}.{kind}")
             undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
             with whole_file(path, "wb") as file:
