@@ -98,14 +98,6 @@ def test_momentum_is_heavy_ball_by_hand() -> None:
     assert run.theta.tolist() == [3.75] * 4
 
 
-def test_tail_averaging_releases_the_mean_of_the_last_rounds() -> None:
-    averages = [np.full(4, float(r)) for r in (1, 2, 3, 4)]
-    devices = Scripted(averages)
-    run = fb.train(changed(rounds=4, momentum=0.0), devices, tail_average=0.5)
-    assert run.theta.tolist() == [3.5] * 4
-    assert devices.orders[-1].theta.tolist() == [3.0] * 4  # training itself goes on
-
-
 def test_a_round_that_nobody_answers_ends_the_run_and_keeps_the_record(
     tmp_path: Path,
 ) -> None:
@@ -128,9 +120,9 @@ def test_a_model_that_is_no_longer_finite_ends_the_run(tmp_path: Path) -> None:
 def test_the_server_survives_a_checkpoint() -> None:
     server = Server.start(4)
     for value in (1.0, 2.0):
-        server.update(np.full(4, value), momentum=0.5, in_tail=True)
+        server.update(np.full(4, value), momentum=0.5)
     back = Server.from_arrays(server.to_arrays())
-    assert back.release.tolist() == server.release.tolist()
+    assert back.theta.tolist() == server.theta.tolist()
     assert vars(back).keys() == vars(server).keys()
 
 
@@ -346,20 +338,19 @@ class TestInterrupted:
         assert np.array_equal(run.theta, straight.theta)
 
     @pytest.mark.parametrize(
-        "other, how, message",
+        "other, message",
         [
-            ({"seed": 1}, {}, "a run with seed 0, not 1"),
-            ({"participation": 0.9}, {}, "a run with participation 1.0, not 0.9"),
-            ({}, {"tail_average": 0.5}, "a run with tail_average 0.0, not 0.5"),
+            ({"seed": 1}, "a run with seed 0, not 1"),
+            ({"participation": 0.9}, "a run with participation 1.0, not 0.9"),
         ],
     )
     def test_what_a_run_depends_on_must_be_the_same(
-        self, tmp_path: Path, other: dict[str, Any], how: dict[str, Any], message: str
+        self, tmp_path: Path, other: dict[str, Any], message: str
     ) -> None:
         self.cut(tmp_path / "run", fb.SimulatedDevices(DATA))
         devices = fb.SimulatedDevices(DATA, **other)
         with pytest.raises(fb.RecordError, match=message):
-            fb.train(PLAN, devices, record=tmp_path / "run", **how)
+            fb.train(PLAN, devices, record=tmp_path / "run")
 
     def test_other_rows_of_the_same_sizes_are_other_data(self, tmp_path: Path) -> None:
         self.cut(tmp_path / "run", fb.SimulatedDevices(DATA))
@@ -457,15 +448,11 @@ def test_a_run_that_diverges_is_stopped_and_keeps_its_record(
 
 def test_bad_arguments_are_refused() -> None:
     devices = fb.SimulatedDevices(DATA)
-    with pytest.raises(fb.InvalidInputError, match="tail_average must be one number"):
-        fb.train(PLAN, devices, tail_average=[0.1, 0.2])  # type: ignore[arg-type]
     with pytest.raises(fb.InvalidInputError, match="after must be a Run"):
         fb.train(PLAN, devices, after=PLAN)  # type: ignore[arg-type]
     two = fb.Prices(communication=[1, 2], computation=1)
     with pytest.raises(fb.InvalidInputError, match=r"prices\.communication has 2 val"):
         fb.SimulatedDevices(DATA, prices=two)
-    with pytest.raises(fb.InvalidInputError, match="tail_average must be at least 0"):
-        fb.train(PLAN, fb.SimulatedDevices(DATA), tail_average=2)
     with pytest.raises(fb.InvalidInputError, match="participation must be above 0"):
         fb.SimulatedDevices(DATA, participation=0)
     with pytest.raises(fb.InvalidInputError, match="needs plans and seeds"):
@@ -483,7 +470,7 @@ from test_training import DATA, changed
 import fedbudget as fb
 
 plan = changed(rounds=500, tau=2, drift_control=True)
-fb.train(plan, fb.SimulatedDevices(DATA, seed=1), record=sys.argv[1], tail_average=0.1)
+fb.train(plan, fb.SimulatedDevices(DATA, seed=1), record=sys.argv[1])
 """
 
 
@@ -497,7 +484,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_numbers(tmp_path: Path) -
         )
 
     plan = changed(rounds=500, tau=2, drift_control=True)
-    whole = fb.train(plan, fb.SimulatedDevices(DATA, seed=1), tail_average=0.1)
+    whole = fb.train(plan, fb.SimulatedDevices(DATA, seed=1))
     killed = 0
     for _ in range(20):
         process = start(tmp_path / "cut")

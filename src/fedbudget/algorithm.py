@@ -155,8 +155,6 @@ class Server:
 
     theta: Array
     velocity: Array
-    tail: Array  # sum of the models that the release averages
-    tail_count: int = 0
     rounds_done: int = 0
     devices: State = field(default_factory=dict)  # of simulated devices: see `State`
     # Spent by each device after the last round; None before the first.
@@ -166,22 +164,14 @@ class Server:
     @classmethod
     def start(cls, num_params: int) -> "Server":
         """All devices start from zero."""
-        theta, velocity, tail = np.zeros((3, num_params))
-        return cls(theta=theta, velocity=velocity, tail=tail)
+        theta, velocity = np.zeros((2, num_params))
+        return cls(theta=theta, velocity=velocity)
 
-    def update(self, average: Array, *, momentum: float, in_tail: bool) -> None:
+    def update(self, average: Array, *, momentum: float) -> None:
         """Take over a round's average, with heavy-ball momentum."""
         self.velocity = momentum * self.velocity + (average - self.theta)
         self.theta = self.theta + self.velocity
-        if in_tail:
-            self.tail = self.tail + self.theta
-            self.tail_count += 1
         self.rounds_done += 1
-
-    @property
-    def release(self) -> Array:
-        """The model to be released: the last, or the mean of the last ones."""
-        return self.tail / self.tail_count if self.tail_count else self.theta
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the state for a checkpoint."""
@@ -198,8 +188,6 @@ class Server:
         return cls(
             theta=arrays["theta"],
             velocity=arrays["velocity"],
-            tail=arrays["tail"],
-            tail_count=int(arrays["tail_count"]),
             rounds_done=int(arrays["rounds_done"]),
             epsilon=arrays.get("epsilon"),
             cost=arrays.get("cost"),

@@ -138,6 +138,12 @@ class Record:
                 f"{self.path} holds a run of another plan: choose another folder, or "
                 "ask for that plan to resume it"
             )
+        if tail := old_about.get("tail_average"):
+            raise RecordError(
+                f"{self.path} holds a run with tail_average {tail}, which has been "
+                "removed: choose another folder, or finish it with the version that "
+                "began it"
+            )
         for name, value in self._about.items():
             if old_about.get(name) != json.loads(_dump(value)):
                 raise RecordError(

@@ -2,8 +2,8 @@
 
 The four algorithms of the paper are settings of this one loop: a plan with tau = 1 is
 DP-SGD, any other DP-PASGD; without noise (`Plan.without_privacy`) they are distributed
-SGD and PASGD. What the server does with the averages (momentum, averaging the last
-rounds) is post-processing of what devices released, and costs no privacy.
+SGD and PASGD. The server's momentum is post-processing of what devices released, and
+costs no privacy.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from fedbudget.algorithm import Server, State
-from fedbudget.checks import Array, number
+from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError, TrainingError
 from fedbudget.ledger import Bools
 from fedbudget.planning import Plan
@@ -143,7 +143,6 @@ def train(
     devices: Devices,
     *,
     record: Record | str | os.PathLike[str] | None = None,
-    tail_average: float = 0.0,
     personal: bool = False,
     after: Run | None = None,
     stop: Callable[[dict[str, Any]], bool] | None = None,
@@ -156,10 +155,8 @@ def train(
         devices: Who does it: simulated, or a fleet.
         record: A folder (or `Record`) for the plan, the rounds and the model. An
             interrupted run that is started again with the same folder goes on where it
-            stopped, and ends with the same numbers; with other devices, another seed
-            or another tail_average it is refused.
-        tail_average: Share of the last rounds whose models are averaged for release;
-            0 releases the last model.
+            stopped, and ends with the same numbers; with other devices or another seed
+            it is refused.
         personal: Whether every device is to adapt the released model to its own rows
             at the end. It keeps the result: no message, no charge. What that brings is
             measured beside the global model; simulated devices only, and not private.
@@ -174,7 +171,6 @@ def train(
         TrainingError: No device answered, or the model is no longer of any use; the
             record keeps the rounds so far.
     """
-    tail_average = number("tail_average", tail_average, least=0, most=1)
     if devices.num_devices != plan.num_devices:
         raise InvalidInputError(
             f"the plan is for {plan.num_devices} devices, but there are "
@@ -194,17 +190,16 @@ def train(
     folder = record if record is None or isinstance(record, Record) else Record(record)
     if folder is not None:
         known = devices.identity if isinstance(devices, KnowsItself) else {}
-        same = known | {"tail_average": tail_average, "steps_before": before}
+        same = known | {"steps_before": before}
         saved, rows = folder.open(plan.to_dict(), same=same)
         if saved is not None:
             server = Server.from_arrays(saved)
             devices.catch_up(_next_order(plan, server, before))
-    first_of_tail = plan.rounds - round(tail_average * plan.rounds)
     while server.rounds_done < plan.rounds:
-        row = _one_round(plan, devices, server, first_of_tail, before)
+        row = _one_round(plan, devices, server, before)
         last = server.rounds_done == plan.rounds
         if personal and last and isinstance(devices, MeasuresPersonal):
-            row["not_private"] |= devices.measure_personal(server.release)
+            row["not_private"] |= devices.measure_personal(server.theta)
         rows.append(row)
         if folder is not None:
             folder.add_round(row, server.to_arrays())
@@ -213,9 +208,9 @@ def train(
         if stop is not None and stop(row):
             break
     if folder is not None:
-        folder.finish(server.release, epsilon=server.epsilon, cost=server.cost)
+        folder.finish(server.theta, epsilon=server.epsilon, cost=server.cost)
     return Run(
-        theta=server.release,
+        theta=server.theta,
         rounds=rows,
         plan=plan,
         steps=before + server.rounds_done * plan.tau,
@@ -252,7 +247,7 @@ def _next_order(plan: Plan, server: Server, before: int) -> Order:
 
 
 def _one_round(
-    plan: Plan, devices: Devices, server: Server, first_of_tail: int, before: int
+    plan: Plan, devices: Devices, server: Server, before: int
 ) -> dict[str, Any]:
     order = _next_order(plan, server, before)
     number = order.number
@@ -263,7 +258,7 @@ def _one_round(
         raise TrainingError(
             f"no device answered round {number}: {'; '.join(reasons[:3])}"
         )
-    server.update(replies.theta, momentum=plan.momentum, in_tail=number > first_of_tail)
+    server.update(replies.theta, momentum=plan.momentum)
     server.devices = replies.state
     server.epsilon, server.cost = replies.epsilon, replies.cost
     _check_use(server.theta, plan, number)
@@ -275,7 +270,7 @@ def _one_round(
         "refused": {str(m): why for m, why in list(replies.refused.items())[:100]},
         "epsilon": to_row(replies.epsilon),
         "cost": to_row(replies.cost),
-        "not_private": devices.measure(server.release),
+        "not_private": devices.measure(server.theta),
     }
 
 

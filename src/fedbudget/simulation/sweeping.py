@@ -137,8 +137,8 @@ def _round_by_round(packed: PackedRows, plan: Plan, seed: int) -> Array:
             first_step=server.rounds_done * plan.tau,
             shifts=shifts,
         )[0]
-        server.update(average, momentum=plan.momentum, in_tail=False)
-    return server.release
+        server.update(average, momentum=plan.momentum)
+    return server.theta
 
 
 def _on_cluster(

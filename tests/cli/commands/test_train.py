@@ -83,11 +83,11 @@ def test_the_record_says_what_was_asked(
 ) -> None:
     arguments = sensors(tmp_path)
     out = tmp_path / "deep" / "run"
-    more = ("--participation", "0.5", "--tail-average", "0.4", "--seed", "2")
+    more = ("--participation", "0.5", "--seed", "2")
     result = run(capsys, "train", *arguments, *BUDGET, *more, "--out", str(out))
     assert result.code == 0
     about = json.loads((out / "about.json").read_text())
-    told = {"seed": 2, "participation": 0.5, "tail_average": 0.4, "label": "alarm"}
+    told = {"seed": 2, "participation": 0.5, "label": "alarm"}
     assert told.items() <= about.items()
     assert about["data"].startswith("sensors: 5 devices")
     lines = (out / "rounds.jsonl").read_text().splitlines()
@@ -204,8 +204,7 @@ def only_error(result: Result) -> Result:
         ("adult --samples 5x3", 2, ("--samples", "fedbudget train --help")),
         ("adult --participation 0", 2, ("participation", "above 0", "got 0")),
         ("adult --participation 1.5", 2, ("participation", "got 1.5")),
-        ("adult --tail-average -1", 2, ("tail_average", "got -1")),
-        ("adult --tail-average nan", 2, ("tail_average", "got nan")),
+        ("adult --participation nan", 2, ("participation", "got nan")),
         ("adult --seed -1", 2, ("seed", "-1")),
         ("adult --seed 99999999999999999999", 2, ("seed", "99999999999999999999")),
         ("adult --cost 100", 1, ("cost budget 100", "raise")),

@@ -43,13 +43,6 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = 1.0,
-    tail_average: Annotated[
-        float,
-        typer.Option(
-            help="Share of the last rounds whose models are averaged for release.",
-            rich_help_panel=RUN,
-        ),
-    ] = 0.0,
     personal: Annotated[
         bool,
         typer.Option(
@@ -154,7 +147,6 @@ def train(
             chosen,
             devices,
             record=record,
-            tail_average=tail_average,
             personal=personal,
             on_round=lambda row: _tell(row, bar, chosen.rounds, trackers),
         )
