@@ -16,6 +16,7 @@ import pytest
 import fedbudget as fb
 from fedbudget.algorithm import Batch, Server, local_steps, weighted_mean
 from fedbudget.privacy import GDP
+from fedbudget.record import read_run
 from fedbudget.simulation.dissimilarity import measure_dissimilarity
 from fedbudget.training import Order, Replies
 from tests import examples
@@ -51,13 +52,15 @@ class Scripted:
     """Devices that answer what a test tells them to."""
 
     num_devices = 4
+    steps_taken = 0
 
     def __init__(self, averages: list[Any]) -> None:
         self.averages = averages
         self.orders: list[Order] = []
         self.caught_up = 0
+        self.identity: dict[str, Any] = {}
 
-    def check(self, plan: fb.Plan) -> None:
+    def begin(self, plan: fb.Plan) -> None:
         pass
 
     def run_round(self, order: Order) -> Replies:
@@ -78,6 +81,13 @@ class Scripted:
     def measure(self, theta: np.ndarray) -> dict[str, float]:
         return {"train_loss": float(theta[0])}
 
+    def measure_personal(self, theta: np.ndarray) -> dict[str, float]:
+        return {"personal_train_loss": float(theta[0])}
+
+
+def plain(run: fb.Run) -> list[dict[str, Any]]:
+    return [done.to_dict() for done in run.rounds]
+
 
 def changed(**values: Any) -> fb.Plan:
     return honest(PLAN, **values)
@@ -87,8 +97,8 @@ def test_the_release_is_the_last_average() -> None:
     averages = [np.full(4, r + 1.0) for r in range(3)]
     run = fb.train(changed(rounds=3, momentum=0.0), Scripted(averages))
     assert run.theta.tolist() == [3.0] * 4
-    assert [row["round"] for row in run.rounds] == [1, 2, 3]
-    assert run.rounds[-1]["steps"] == 3 * PLAN.tau
+    assert [done.number for done in run.rounds] == [1, 2, 3]
+    assert run.rounds[-1].steps == 3 * PLAN.tau
 
 
 def test_momentum_is_heavy_ball_by_hand() -> None:
@@ -162,14 +172,14 @@ def test_without_noise_the_simulation_is_the_pseudocode(
     swept = fb.sweep(DATA, [plan, plan, plan, plan], seeds=[0, 1])
     for model in swept.theta.reshape(-1, plan.dim):
         assert model == pytest.approx(reference_run(plan, DATA), abs=2e-5)
-    assert run.rounds[-1]["epsilon"][0] is None
+    assert run.rounds[-1].epsilon[0] == np.inf
     assert "NOT PRIVATE" in str(plan.privacy)
 
 
 def test_a_run_learns_and_spends_what_the_plan_says() -> None:
     run = fb.train(PLAN, fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES))
-    assert run.rounds[-1]["epsilon"] == pytest.approx(PLAN.epsilon.tolist())
-    assert run.rounds[-1]["cost"] == pytest.approx(PLAN.cost.tolist())
+    assert run.rounds[-1].epsilon == pytest.approx(PLAN.epsilon.tolist())
+    assert run.rounds[-1].cost == pytest.approx(PLAN.cost.tolist())
     adult = fb.load("adult", split="iid")
     plan = fb.plan(adult.problem(), BUDGET, PRICES)
     run = fb.train(plan, fb.SimulatedDevices(adult, budget=BUDGET, prices=PRICES))
@@ -205,8 +215,8 @@ class TestTheDeviceDecides:
         devices = fb.SimulatedDevices(DATA, budget=stricter, prices=PRICES)
         run = fb.train(PLAN, devices)
         assert (devices.ledger.epsilon <= [4.0, 4.0, 1.0, 4.0]).all()
-        assert run.rounds[-1]["answered"] == 3
-        assert "overdraw this device's privacy" in run.rounds[-1]["refused"]["2"]
+        assert run.rounds[-1].answered == 3
+        assert "overdraw this device's privacy" in run.rounds[-1].refused[2]
 
     def test_a_plan_without_noise_is_refused_by_all(self) -> None:
         devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES)
@@ -222,7 +232,7 @@ class TestTheDeviceDecides:
         plan = fb.plan(problem, BUDGET, PRICES)
         devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES)
         run = fb.train(plan, devices)
-        assert run.rounds[-1]["answered"] == 4
+        assert run.rounds[-1].answered == 4
         assert devices.ledger.epsilon == pytest.approx(plan.epsilon)
         without = fb.SimulatedDevices(DATA)
         fb.train(replace(plan, prior_mu=np.zeros(4)), without)
@@ -233,7 +243,7 @@ class TestTheDeviceDecides:
         devices = fb.SimulatedDevices(DATA)
         for seed, times in ((0, 1), (0, 1), (1, 2)):  # the same one, then another
             found = measure_dissimilarity(DATA, problem, BUDGET, seed=seed)
-            devices.check(fb.plan(found, BUDGET, PRICES))
+            devices.begin(fb.plan(found, BUDGET, PRICES))
             mu = found.prior_mu * times**0.5
             spent = GDP.epsilon_from_mu(mu, 1e-4)
             assert devices.ledger.epsilon == pytest.approx(spent)
@@ -244,7 +254,7 @@ class TestTheDeviceDecides:
     ) -> None:
         plan = fb.plan(DATA.problem(), replace(BUDGET, delta=1e-7), PRICES)
         run = fb.train(plan, fb.SimulatedDevices(DATA, budget=own, prices=PRICES))
-        assert run.rounds[-1]["epsilon"] == pytest.approx(plan.epsilon, rel=1e-6)
+        assert run.rounds[-1].epsilon == pytest.approx(plan.epsilon, rel=1e-6)
 
     def test_a_second_run_finds_the_budget_spent(self) -> None:
         devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES)
@@ -264,7 +274,7 @@ class TestTheDeviceDecides:
         plan = changed(rounds=9)
         devices = fb.SimulatedDevices(DATA, participation=0.5, seed=5)
         run = fb.train(plan, devices)
-        assert {row["answered"] for row in run.rounds} - {4}
+        assert {done.answered for done in run.rounds} - {4}
         full = fb.SimulatedDevices(DATA, seed=5)
         fb.train(plan, full)
         assert devices.ledger.epsilon == pytest.approx(full.ledger.epsilon)
@@ -298,8 +308,8 @@ class TestInterrupted:
     """Runs that stop half-way: what goes on, what is charged, what is refused."""
 
     def cut(self, folder: Path, devices: fb.SimulatedDevices, **how: Any) -> None:
-        def stop(row: dict[str, Any]) -> None:
-            if row["round"] == 2:
+        def stop(latest: fb.Round) -> None:
+            if latest.number == 2:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -378,7 +388,7 @@ class TestInterrupted:
         fb.train(plan, again)  # the first part, once more: the same numbers
         rest = fb.train(PLAN, again, after=first, record=tmp_path / "run")
         assert np.array_equal(rest.theta, whole.theta)
-        assert rest.rounds == whole.rounds
+        assert plain(rest) == plain(whole)
         assert np.array_equal(again.ledger.epsilon, straight.ledger.epsilon)
 
 
@@ -418,15 +428,14 @@ def test_of_many_devices_every_ones_spending_is_kept(tmp_path: Path) -> None:
     plan = fb.plan(data.problem(), budget, PRICES, weights="uniform")
     devices = fb.SimulatedDevices(data, budget=budget, prices=PRICES)
     run = fb.train(
-        plan, devices, record=tmp_path / "run", stop=lambda row: row["round"] == 2
+        plan, devices, record=tmp_path / "run", stop=lambda latest: latest.number == 2
     )
-    assert isinstance(run.rounds[-1]["epsilon"], dict)
-    assert run.spent_epsilon == pytest.approx(devices.ledger.epsilon)
-    assert run.spent_cost == pytest.approx(devices.ledger.cost)
-    for name in ("state.npz", "model.npz"):
-        with np.load(tmp_path / "run" / name) as file:
-            assert file["epsilon"].tolist() == devices.ledger.epsilon.tolist()
-            assert file["cost"].tolist() == devices.ledger.cost.tolist()
+    for last in (run.rounds[-1], read_run(tmp_path / "run").rounds[-1]):
+        assert last.epsilon.tolist() == devices.ledger.epsilon.tolist()
+        assert last.cost.tolist() == devices.ledger.cost.tolist()
+    with np.load(tmp_path / "run" / "model.npz") as file:
+        assert file["epsilon"].tolist() == devices.ledger.epsilon.tolist()
+        assert file["cost"].tolist() == devices.ledger.cost.tolist()
     rest = fb.replan(run, data.problem(), budget, PRICES, weights="uniform")
     assert (rest.weights > 0).all()  # the poorest have budget left, too
 
@@ -504,4 +513,4 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_numbers(tmp_path: Path) -
     cut = np.load(tmp_path / "cut" / "model.npz")["theta"]
     assert whole.theta.tolist() == cut.tolist()
     lines = (tmp_path / "cut" / "rounds.jsonl").read_text().splitlines()
-    assert lines == [json.dumps(row) for row in whole.rounds]
+    assert lines == [json.dumps(row) for row in plain(whole)]

@@ -3,7 +3,7 @@
 This is the reference: the compiled kernels, and the steps of real devices
 (`fleet.steps`), are tested against it. It knows no plans and no transport.
 
-`Server` is the server's side: the model, its momentum, and what devices have spent.
+`Server` is the server's side: the model and its momentum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -157,9 +157,6 @@ class Server:
     velocity: Array
     rounds_done: int = 0
     devices: State = field(default_factory=dict)  # of simulated devices: see `State`
-    # Spent by each device after the last round; None before the first.
-    epsilon: Array | None = None
-    cost: Array | None = None
 
     @classmethod
     def start(cls, num_params: int) -> "Server":
@@ -178,7 +175,7 @@ class Server:
         own = {
             name: np.asarray(value)
             for name, value in vars(self).items()
-            if value is not None and name != "devices"
+            if name != "devices"
         }
         return own | {f"devices.{name}": x for name, x in self.devices.items()}
 
@@ -189,8 +186,6 @@ class Server:
             theta=arrays["theta"],
             velocity=arrays["velocity"],
             rounds_done=int(arrays["rounds_done"]),
-            epsilon=arrays.get("epsilon"),
-            cost=arrays.get("cost"),
             devices={
                 name.removeprefix("devices."): array
                 for name, array in arrays.items()

@@ -68,7 +68,7 @@ def test_a_run_from_declarations_to_release(settings: Settings) -> None:
     begun: list[Any] = []
     seconds: list[Any] = []
 
-    def look(row: dict[str, Any]) -> None:
+    def look(_: fb.Round) -> None:
         status = read_status(f"http://127.0.0.1:{begun[0][2]}/status")
         assert status is not None
         seconds[:] = round_rows(status)
@@ -76,7 +76,7 @@ def test_a_run_from_declarations_to_release(settings: Settings) -> None:
     run = run_server(settings, on_begin=lambda *told: begun.append(told), on_round=look)
     ((plan, names, port),) = begun
     assert names == NAMES and port > 0
-    assert len(run.rounds) == plan.rounds and run.rounds[-1]["answered"] == 4
+    assert len(run.rounds) == plan.rounds and run.rounds[-1].answered == 4
     assert np.load(settings.out / "run" / "model.npz")["theta"].tolist() == (
         run.theta.tolist()
     )
