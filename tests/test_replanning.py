@@ -141,9 +141,8 @@ def test_what_cannot_be_planned_again_is_refused() -> None:
         fb.replan(run, PROBLEM, BUDGET, PRICES)
     with pytest.raises(fb.InvalidInputError, match="takes no accountant"):
         fb.replan(run, PROBLEM, BUDGET, PRICES, accountant="zcdp")
-    free = Run(
-        theta=run.theta, rounds=[{"epsilon": [None] * 4, "cost": [0] * 4}], plan=plan
-    )
+    last = round_of(epsilon=np.full(4, np.inf), cost=np.zeros(4))
+    free = Run(theta=run.theta, rounds=[last], plan=plan)
     with pytest.raises(fb.InvalidInputError, match="without privacy"):
         fb.replan(free, PROBLEM, BUDGET, PRICES)
 

@@ -319,17 +319,17 @@ def test_a_report_and_its_run_agree_on_whether_federating_paid(
 def test_advice_on_weak_promises_and_lost_answers(folder: Path) -> None:
     recorded = read_run(folder)
     plan = recorded.plan
-    rows = [row | {"answered": 3, "refused": {"1": "no"}} for row in recorded.rounds]
+    rounds = [replace(r, answered=3, refused={1: "no"}) for r in recorded.rounds]
     weak = replace(
         recorded,
         plan=replace(plan, epsilon=plan.epsilon * 5, delta=np.full(5, 0.5)),
-        rounds=rows,
+        rounds=rounds,
     )
     told = " ".join(item.text for item in advice(weak, None))
     assert "weak promise" in told
     assert "not below one over the rows" in told
-    assert f"refused {len(rows)} rounds" in told
-    assert f"{len(rows)} answers were paid for" in told
+    assert f"refused {len(rounds)} rounds" in told
+    assert f"{len(rounds)} answers were paid for" in told
     warned = replace(recorded, plan=replace(plan, advice="federating may not pay"))
     assert "Federating may not pay." in [item.text for item in advice(warned, None)]
     bare = replace(recorded, plan=plan.without_privacy())

@@ -15,12 +15,15 @@ PLAN = replace(
         fb.Budget(epsilon=[4.0, 2.0], cost=300),
         fb.Prices(communication=90, computation=2),
     ),
-    **{"rounds": 3, "tau": 5, "noise_std": [1.0, 1.0]},
-    **{"epsilon": [4.0, 2.0], "cost": [300.0, 300.0]},
+    rounds=3,
+    tau=5,
+    noise_std=np.ones(2),
+    epsilon=np.array([4.0, 2.0]),
+    cost=np.full(2, 300.0),
 )
 
 
-def write_run(folder: Path, plan: fb.Plan, *, done: int) -> Path:
+def write_run(folder: Path, plan: fb.Plan = PLAN, *, done: int) -> Path:
     """Write a folder as a run of three rounds leaves it after some of them."""
     record = fb.Record(folder, about={"data": "adult: 2 devices"})
     record.open(plan)
@@ -38,7 +41,7 @@ def write_run(folder: Path, plan: fb.Plan, *, done: int) -> Path:
 
 
 def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a", PLAN, done=2)
+    folder = write_run(tmp_path / "a", done=2)
     with open(folder / "rounds.jsonl", "a") as file:
         file.write('{"round": 3, "answ')  # a torn line
     run = read_folder(folder)
@@ -59,8 +62,8 @@ def test_a_run_without_privacy_says_so(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_left_out(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", PLAN, done=3)
-    write_run(tmp_path / "sweep" / "b", PLAN, done=0)
+    write_run(tmp_path / "a", done=3)
+    write_run(tmp_path / "sweep" / "b", done=0)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "plan.json").write_text("{")
     (tmp_path / "d").mkdir()
