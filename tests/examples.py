@@ -32,6 +32,11 @@ def round_of(number: int = 1, **values: Any) -> Round:
     return Round(number=number, **(usual | values))
 
 
+def plain(rounds: list[Round]) -> list[dict[str, Any]]:
+    """Return rounds as values that can be compared."""
+    return [done.to_dict() for done in rounds]
+
+
 def small_data(
     *,
     devices: int = 4,

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import pytest
 import fedbudget as fb
 from fedbudget.files import whole_file
 from fedbudget.record import read_run
-from tests.examples import round_of, small_data
+from tests.examples import plain, round_of, small_data
 
 PLAN = fb.plan(
     fb.Problem(num_samples=[200, 300], dim=3),
@@ -23,10 +22,6 @@ PLAN = fb.plan(
 )
 STATE = {"theta": np.arange(3.0), "rounds_done": np.array(1)}
 OLD = Path(__file__).parent / "old_runs"  # written before there was a devices.bin
-
-
-def plain(rounds: list[fb.Round]) -> list[dict[str, Any]]:
-    return [done.to_dict() for done in rounds]
 
 
 def test_a_new_folder_holds_the_plan_and_who_ran_it(tmp_path: Path) -> None:
@@ -51,6 +46,15 @@ def test_an_interrupted_run_is_resumed_after_its_last_complete_round(
     assert state is not None and state["theta"].tolist() == [0, 1, 2]
     assert plain(rounds) == [round_of(1).to_dict()]
     assert plain(read_run(tmp_path / "run").rounds) == plain(rounds)
+
+
+def test_rounds_that_are_gone_are_not_resumed(tmp_path: Path) -> None:
+    record = fb.Record(tmp_path)
+    record.open(PLAN)
+    record.add_round(round_of(1), STATE)
+    (tmp_path / "rounds.jsonl").write_text("")
+    with pytest.raises(fb.RecordError, match=r"of round 1, rounds\.jsonl of 0"):
+        fb.Record(tmp_path).open(PLAN)
 
 
 def test_a_folder_killed_before_its_first_round_starts_again(tmp_path: Path) -> None:

@@ -147,8 +147,10 @@ class Record:
             return None, []
         try:
             state = _arrays(self.path / "state.npz")
-            rows = _read_rows(self.path)[: int(state["rounds_done"])]
-            rounds = _rounds(self.path, plan, rows, state)
+            done, rows = int(state["rounds_done"]), _read_rows(self.path)
+            if len(rows) < done:
+                raise ValueError(f"of round {done}, rounds.jsonl of {len(rows)}")
+            rounds = _rounds(self.path, plan, rows[:done], state)
         except _DAMAGE as error:
             raise RecordError(
                 f"{self.path} cannot be resumed, its state.npz is damaged ({error}): "

@@ -223,14 +223,13 @@ def _started(
 ) -> tuple[Server, list[Round]]:
     """Return the server and the rounds of an interrupted run, or of a new one."""
     if folder is not None:
-        same: dict[str, Any] = {"steps_before": before}
-        if isinstance(devices, KeptInMemory):
-            same = devices.identity | same
-        state, rounds = folder.open(plan, same=same)
+        kept = devices if isinstance(devices, KeptInMemory) else None
+        same = {} if kept is None else kept.identity
+        state, rounds = folder.open(plan, same=same | {"steps_before": before})
         if state is not None:
             server = Server.from_arrays(state)
-            if isinstance(devices, KeptInMemory):
-                devices.catch_up(_next_order(plan, server, before))
+            if kept is not None:
+                kept.catch_up(_next_order(plan, server, before))
             return server, rounds
     server = Server.start(plan.model.num_params(plan.dim))
     if after is not None:
