@@ -5,16 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.fleet.flower_trial import FlowerTrial
 
 from fedbudget.data.dataset import only
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.coordinator.flower import settings_of
 from fedbudget.fleet.device.statement import read_statement
+from fedbudget.fleet.flower_trial import FlowerTrial
 from fedbudget.fleet.trial import Terms
-from fedbudget.record import read_rounds
+from fedbudget.record import read_run
 from tests.contract_devices import DATA
 
+APP = Path(__file__).parents[2] / "deploy" / "flower"
 # Enough for two rounds.
 TERMS = Terms(
     epsilon=50,
@@ -27,18 +28,18 @@ TERMS = Terms(
 
 def test_a_run_over_flower_is_planned_paid_and_released(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="flwr is not installed: docs/fleet.md says how")
-    trial = FlowerTrial(tmp_path, only(DATA, [0, 1, 2]), TERMS)
+    trial = FlowerTrial(tmp_path, only(DATA, [0, 1, 2]), TERMS, app=APP)
     with ExitStack() as stack:
         trial.start(stack)
         trial.wait(lambda status: None)
-    rounds = read_rounds(tmp_path / "out" / "run")
+    rounds = read_run(tmp_path / "out" / "run").rounds
     assert len(rounds) == trial.plan().rounds > 1
-    assert [row["answered"] for row in rounds] == [3] * len(rounds)
+    assert [done.answered for done in rounds] == [3] * len(rounds)
     assert np.abs(trial.model()).max() > 0
     for m, name in enumerate(trial.names):
         ledger = read_statement(tmp_path / name / "ledger.sqlite")
-        assert 0 < ledger.cost == pytest.approx(rounds[-1]["cost"][m])
-        assert ledger.epsilon == pytest.approx(rounds[-1]["epsilon"][m])
+        assert 0 < ledger.cost == pytest.approx(rounds[-1].cost[m])
+        assert ledger.epsilon == pytest.approx(rounds[-1].epsilon[m])
         assert ledger.epsilon <= 50 and ledger.cost <= 250
 
 
