@@ -11,8 +11,8 @@ import fedbudget as fb
 from fedbudget.fleet.coordinator import process as server
 from fedbudget.fleet.coordinator.process import Settings, run_server
 from fedbudget.fleet.coordinator.roster import alike, plan_fleet, plan_for
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.channel import Message
-from fedbudget.fleet.transport.mqtt import Broker
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.ui.fleet import read_status, round_rows
@@ -55,7 +55,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     (tmp_path / "key.pem").write_bytes(SIGNER.to_pem())
     return Settings(
         out=tmp_path / "out",
-        broker=Broker(),
+        broker=BrokerAddress(),
         signing_key=tmp_path / "key.pem",
         devices=4,
         wait=5,

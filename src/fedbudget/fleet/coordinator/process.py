@@ -20,9 +20,10 @@ from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather, plan_fleet
 from fedbudget.fleet.coordinator.status import Source, StatusServer
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import COORDINATOR
 from fedbudget.fleet.transport.channel import Channel
-from fedbudget.fleet.transport.mqtt import Broker, Connection
+from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import PRECISIONS, Declaration
 from fedbudget.fleet.wire.signing import Signer
@@ -40,7 +41,8 @@ class Settings:
 
     out: Path
     signing_key: Path
-    broker: Broker = field(default_factory=Broker)  # unless a channel is given
+    # Unless a channel is given.
+    broker: BrokerAddress = field(default_factory=BrokerAddress)
     name: str = "run"
     devices: int | None = None  # to wait for; none: all that come in time
     wait: float = 60.0  # seconds for them
