@@ -227,7 +227,8 @@ def test_a_running_fleet_notices_nothing(broker: BrokerProcess) -> None:
     reads = topics.device_reads("oven")
     oven = Connection(address(broker, "oven"), name="oven", topics=reads, will=will)
     with coordinator, oven:
-        assert coordinator.wait_connected(20) and oven.wait_connected(20)
+        for connection in (coordinator, oven):
+            assert connection.wait_connected(20) and connection.flush(20)
         oven.publish(topics.reply("oven"), END)
         until_end(coordinator)
         measure(LOGISTIC, num_samples=5, dim=2, seconds=0.01, broker=address(broker))
@@ -246,18 +247,27 @@ def test_only_measuring_speaks_where_it_measures_and_nowhere_else(
         oven.publish(topics.measure("order"), b"forged", retain=True)
         oven.flush(5)
     assert left_behind(broker) == []
-    reads = topics.device_reads("oven")
+    reads, hears = topics.device_reads("oven"), topics.coordinator_reads()
     with (
         Connection(address(broker), name=MEASURE, topics=()) as measuring,
         Connection(address(broker, "oven"), name="oven", topics=reads) as oven,
-        Connection(address(broker, COORDINATOR), name=COORDINATOR, topics=()) as boss,
+        Connection(
+            address(broker, COORDINATOR), name=COORDINATOR, topics=hears
+        ) as coordinator,
     ):
-        for connection in (measuring, oven, boss):
-            assert connection.wait_connected(20)
-        measuring.publish(topics.order(bytes(16)), b"forged")
-        measuring.publish(topics.offer("oven"), b"forged")
+        for connection in (measuring, oven, coordinator):
+            assert connection.wait_connected(20) and connection.flush(20)
+        oven.publish(topics.reply("oven"), END)
+        until_end(coordinator)  # what other tests have left
+        forged = [topics.order(bytes(16)), topics.offer("oven"), topics.reply("oven")]
+        # Nor is it a device of that name.
+        forged += [kind(MEASURE) for kind in (topics.declare, topics.reply)]
+        for topic in forged:
+            measuring.publish(topic, b"forged")
         measuring.flush(5)
-        boss.publish(topics.offer("oven"), END)
+        oven.publish(topics.reply("oven"), END)
+        assert until_end(coordinator) == []
+        coordinator.publish(topics.offer("oven"), END)
         assert until_end(oven) == []
 
 

@@ -1,6 +1,5 @@
 """Real brokers: what is delivered, what is refused, and what survives a kill."""
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,10 +39,8 @@ def connected(
     if name != COORDINATOR:
         will = (topics.status(name), topics.OFFLINE)
     connection = Connection(where, name=name, topics=reads, will=will)
-    subscribed = threading.Event()
-    connection._client.on_subscribe = lambda *_: subscribed.set()
     with connection:
-        assert not tried(connection) or subscribed.wait(20)
+        assert not tried(connection) or connection.flush(20)
         if name == COORDINATOR:
             # What earlier tests have left comes before what it sends to itself.
             connection.publish(topics.status("nobody"), END)

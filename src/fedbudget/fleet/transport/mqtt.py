@@ -66,8 +66,9 @@ class Connection:
         self._topics, self._on_connect = tuple(topics), on_connect
         self._newest_only, self._settled_at = newest_only, 0.0
         self._waiting: dict[str, Message] = {}  # by topic
-        self._state = threading.Condition()  # of the three that follow
-        self._connected, self._failures, self._unacknowledged = False, 0, 0
+        self._state = threading.Condition()  # of the four that follow
+        self._connected, self._failures = False, 0
+        self._published, self._subscribed = 0, 0  # and not acknowledged yet
         self._nodes = deque(broker.nodes)  # the first one is in use
         self.kept: dict[str, bytes] = {}  # retained, to be published again
         self._problem, self._stopping = "", False
@@ -87,7 +88,8 @@ class Connection:
         client.loop_stop()
         # It closes its last sockets when nothing refers to it any more.
         client.on_connect = client.on_connect_fail = client.on_disconnect = None
-        client.on_message = client.on_publish = client.on_socket_open = None
+        client.on_message = client.on_publish = client.on_subscribe = None
+        client.on_socket_open = None
 
     def __enter__(self) -> "Connection":
         return self.start()
@@ -126,6 +128,7 @@ class Connection:
 
     def subscribe(self, *topics: str) -> None:
         """Ask for topics, and for what is retained there, for this connection only."""
+        self._count(subscribed=1)
         self._client.subscribe([(topic, _QOS) for topic in topics])
 
     def unsubscribe(self, *topics: str) -> None:
@@ -134,8 +137,7 @@ class Connection:
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Send at least once, now or when there is a connection again."""
-        with self._state:  # not around what follows: it waits for our callbacks
-            self._unacknowledged += 1
+        self._count(published=1)
         self._client.publish(topic, payload, qos=_QOS, retain=retain)
 
     def keep(self, topic: str, payload: bytes) -> None:
@@ -149,9 +151,11 @@ class Connection:
         self.publish(topic, b"", retain=True)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until the broker has taken over all that was published."""
+        """Wait until the broker has taken over all that was published or asked for."""
         with self._state:
-            return self._state.wait_for(lambda: not self._unacknowledged, seconds)
+            return self._state.wait_for(
+                lambda: not self._published and not self._subscribed, seconds
+            )
 
     def receive(self, seconds: float | None = None) -> Message | None:
         """Return the next message, or none if there is none in time."""
@@ -205,7 +209,8 @@ class Connection:
         client.on_connect_fail = self._connect_fail
         client.on_disconnect = self._disconnect
         client.on_message = self._message
-        client.on_publish = self._acknowledged
+        client.on_publish = lambda *_: self._count(published=-1)
+        client.on_subscribe = lambda *_: self._count(subscribed=-1)
         return client
 
     def _connect(
@@ -222,6 +227,8 @@ class Connection:
         self._problem = ""
         self._settled_at = time.monotonic() + _SETTLING
         _log.info("%s is connected to %s", self.name, self._where)
+        with self._state:
+            self._subscribed = 0  # what was asked for without a connection was not sent
         if self._topics:
             self.subscribe(*self._topics)
         for topic, payload in list(self.kept.items()):
@@ -240,7 +247,7 @@ class Connection:
 
     def _disconnect(self, client: "Client", userdata: object, *told: Any) -> None:
         with self._state:
-            self._connected = False
+            self._connected, self._subscribed = False, 0  # subscriptions end with it
         if not self._stopping:
             self._failed("connection lost; connecting again")
 
@@ -257,9 +264,11 @@ class Connection:
             )
         )
 
-    def _acknowledged(self, client: "Client", userdata: object, *_: Any) -> None:
+    def _count(self, *, published: int = 0, subscribed: int = 0) -> None:
+        # Never around a call of the client, which waits for the callbacks to come here.
         with self._state:
-            self._unacknowledged -= 1
+            self._published += published
+            self._subscribed += subscribed
             self._state.notify_all()
 
     def _failed(self, problem: str) -> None:
