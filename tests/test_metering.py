@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -216,59 +217,58 @@ with through_broker(broker, b"order", b"reply") as link:
     assert left_behind(broker) == []
 
 
-def test_a_running_fleet_notices_nothing(broker: BrokerProcess) -> None:
+@contextmanager
+def running_fleet(broker: BrokerProcess) -> Iterator[Callable[[], list[str]]]:
+    """Connect a coordinator and a device; yield what tells what they have heard."""
     coordinator = Connection(
         address(broker, COORDINATOR),
         name=COORDINATOR,
         topics=topics.coordinator_reads(),
-        keeps_session=False,
     )
-    will = (topics.status("oven"), topics.OFFLINE)
     reads = topics.device_reads("oven")
+    will = (topics.status("oven"), topics.OFFLINE)
     oven = Connection(address(broker, "oven"), name="oven", topics=reads, will=will)
+
+    def heard() -> list[str]:
+        assert not coordinator.problem and not oven.problem
+        oven.publish(topics.reply("oven"), END)
+        coordinator.publish(topics.offer("oven"), END)
+        return until_end(coordinator) + until_end(oven)
+
     with coordinator, oven:
         for connection in (coordinator, oven):
             assert connection.wait_connected(20) and connection.flush(20)
-        oven.publish(topics.reply("oven"), END)
-        until_end(coordinator)
+        heard()  # what other tests have left
+        yield heard
+
+
+def test_a_running_fleet_notices_nothing(broker: BrokerProcess) -> None:
+    with running_fleet(broker) as heard:
         measure(LOGISTIC, num_samples=5, dim=2, seconds=0.01, broker=address(broker))
-        assert not coordinator.problem and not oven.problem
-        oven.publish(topics.reply("oven"), END)
-        assert until_end(coordinator) == []
-        coordinator.publish(topics.offer("oven"), END)
-        assert until_end(oven) == []
+        assert heard() == []
 
 
-def test_only_measuring_speaks_where_it_measures_and_nowhere_else(
-    broker: BrokerProcess,
-) -> None:
+def test_a_device_does_not_speak_where_it_is_measured(broker: BrokerProcess) -> None:
     with Connection(address(broker, "oven"), name="oven", topics=()) as oven:
         assert oven.wait_connected(20)
         oven.publish(topics.measure("order"), b"forged", retain=True)
         oven.flush(5)
     assert left_behind(broker) == []
-    reads, hears = topics.device_reads("oven"), topics.coordinator_reads()
-    with (
-        Connection(address(broker), name=MEASURE, topics=()) as measuring,
-        Connection(address(broker, "oven"), name="oven", topics=reads) as oven,
-        Connection(
-            address(broker, COORDINATOR), name=COORDINATOR, topics=hears
-        ) as coordinator,
-    ):
-        for connection in (measuring, oven, coordinator):
-            assert connection.wait_connected(20) and connection.flush(20)
-        oven.publish(topics.reply("oven"), END)
-        until_end(coordinator)  # what other tests have left
-        forged = [topics.order(bytes(16)), topics.offer("oven"), topics.reply("oven")]
-        # Nor is it a device of that name.
-        forged += [kind(MEASURE) for kind in (topics.declare, topics.reply)]
-        for topic in forged:
-            measuring.publish(topic, b"forged")
-        measuring.flush(5)
-        oven.publish(topics.reply("oven"), END)
-        assert until_end(coordinator) == []
-        coordinator.publish(topics.offer("oven"), END)
-        assert until_end(oven) == []
+
+
+@pytest.mark.parametrize("name", ["oven", MEASURE])  # nor is there a device `measure`
+def test_who_measures_does_not_speak_to_the_fleet(
+    broker: BrokerProcess, name: str
+) -> None:
+    kinds = (topics.declare, topics.status, topics.reply, topics.offer)
+    forged = [topics.order(bytes(16)), *(kind(name) for kind in kinds)]
+    with running_fleet(broker) as heard:
+        with Connection(address(broker), name=MEASURE, topics=()) as measuring:
+            assert measuring.wait_connected(20)
+            for topic in forged:
+                measuring.publish(topic, b"forged")
+            measuring.flush(5)
+        assert heard() == []
 
 
 def test_a_certificate_of_a_device_is_refused_before_it_connects(
