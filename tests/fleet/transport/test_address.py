@@ -39,12 +39,18 @@ def test_a_port_that_is_none_is_refused(port: str) -> None:
 @pytest.mark.parametrize(
     "host",
     (
-        *("", ",", "one,", ":8883", "a b", "a:b:1", "me@one:1", "one/two"),
+        *(":8883", "one,:1", "one.2 ,x y", "a b", "a:b:1", "me@one:1", "one/two"),
         *("[one]:1", "[::1", "::1]:1", "[::1]x:1", "mqtt://one", "mqtts://one:1"),
     ),
 )
 def test_a_host_that_is_none_is_refused(host: str) -> None:
     with pytest.raises(InvalidInputError, match="is not HOST or HOST:PORT"):
+        BrokerAddress(host=host)
+
+
+@pytest.mark.parametrize("host", ["", ",", " ", "one,"])
+def test_a_host_without_a_name_is_refused(host: str) -> None:
+    with pytest.raises(InvalidInputError, match="is empty: name the broker's machine"):
         BrokerAddress(host=host)
 
 

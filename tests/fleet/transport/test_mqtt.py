@@ -4,15 +4,15 @@ from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import identity_of
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Connection
-from fedbudget.fleet.trial import free_port
+from fedbudget.fleet.trial import HeldPort
 from tests.fleet.brokers import BrokerProcess
 
 
-def test_if_one_node_is_gone_the_next_is_taken(any_broker: BrokerProcess) -> None:
-    gone, there = free_port(), any_broker.port
+def test_if_one_node_is_gone_the_next_is_taken(embedded: BrokerProcess) -> None:
+    gone = HeldPort()
     where = BrokerAddress(
-        host=f"127.0.0.1:{gone},127.0.0.1:{there}",
-        identity=identity_of(any_broker.certs, "device-0"),
+        host=f"127.0.0.1:{gone.number},127.0.0.1:{embedded.port}",
+        identity=identity_of(embedded.certs, "device-0"),
     )
     with Connection(where, name="device-0", topics=()) as connection:
         assert connection.wait_connected(20)

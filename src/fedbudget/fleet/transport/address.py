@@ -60,6 +60,8 @@ def parse_node(text: str, port: int = TLS_PORT) -> tuple[str, int]:
         InvalidInputError: It is neither.
     """
     text = text.strip()
+    if not text:
+        raise InvalidInputError("host '' is empty: name the broker's machine")
     if _is_ipv6(text):  # without brackets, all of it is the address
         return text, port
     node = _NODE.fullmatch(text)
