@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.checks import Array
+from fedbudget.checks import Array, one_of
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Floats, Labels, Loss, Rows
 
@@ -36,11 +36,7 @@ class Batch:
     size: int | None = None  # X_m; none for the full batch
 
     def __post_init__(self) -> None:
-        if self.sampling not in SAMPLINGS:
-            raise InvalidInputError(
-                f"sampling {self.sampling!r} is not known: choose one of "
-                f"{', '.join(SAMPLINGS)}"
-            )
+        one_of("sampling", self.sampling, SAMPLINGS)
         if self.sampling != "full" and (self.size is None or self.size < 1):
             raise InvalidInputError(
                 f"{self.sampling} batches need a size of at least 1, got {self.size}"

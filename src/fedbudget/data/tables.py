@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedbudget.checks import one_of
 from fedbudget.data.columns import Bools, Coded, Column, check_name, keep_rows, missing
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
@@ -72,10 +73,7 @@ def from_table(
     table: 2 devices, 3 rows (2 train, 0 validation, 1 test), 2 columns, 2 classes, \
 dissimilarity mild
     """
-    if missing not in ("error", "drop"):
-        raise InvalidInputError(
-            f"missing={shown(missing)} is not known: use 'error' or 'drop'"
-        )
+    one_of("missing", missing, ("error", "drop"))
     _check_names(label, device)
     schema = _schema(schema)
     way = _way(device, partition)

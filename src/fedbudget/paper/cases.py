@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, choice
+from fedbudget.checks import Array, one_of
 from fedbudget.data import Dataset, load
 from fedbudget.planning import Plan
 from fedbudget.privacy import NoisyGradients, accountant_named
@@ -61,7 +61,7 @@ CASES = (
 def case_named(name: str) -> Case:
     """Return the case of that name, however it is capitalised."""
     known = {case.name.lower(): case for case in CASES}
-    return known[choice("case", name.strip().lower(), tuple(known))]
+    return known[one_of("case", name.strip().lower(), tuple(known))]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, choice
+from fedbudget.checks import Array, one_of
 from fedbudget.errors import InvalidInputError
 from fedbudget.ledger import Bools
 from fedbudget.planning.settings import rounds_each
@@ -46,8 +46,8 @@ class Weighting:
 
 def check_target(weights: str, target: str) -> None:
     """Raise unless the weights are known and may aim at the target."""
-    choice("weights", weights, WEIGHTS)
-    choice("target", target, TARGETS)
+    one_of("weights", weights, WEIGHTS)
+    one_of("target", target, TARGETS)
     if weights not in ("auto", target) and target != TARGETS[0]:
         raise InvalidInputError(
             f"weights {weights!r} are their own target, not {target!r}: leave one of "

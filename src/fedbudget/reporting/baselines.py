@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, choice
+from fedbudget.checks import Array, one_of
 from fedbudget.data import Dataset, Part
 from fedbudget.errors import TrainingError
 from fedbudget.losses import Labels, Loss, Rows
@@ -86,7 +86,7 @@ def centralised(
         loss: By default the usual one for the labels.
         target: `size` weighs every row alike, `uniform` every device.
     """
-    choice("target", target, ("size", "uniform"))
+    one_of("target", target, ("size", "uniform"))
     model, train = _model(data, loss), data.train
     weights = np.full(len(train), 1 / len(train))
     if target == "uniform":

@@ -6,18 +6,19 @@ Every mistake in the file names the file and the key.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fedbudget.budget import Budget
-from fedbudget.checks import choice, whole, within
-from fedbudget.errors import InvalidInputError, MessageError
-from fedbudget.fleet.wire.messages import MOST_DECLARED, MOST_DELTA, identity, text
+from fedbudget.checks import identity, number, of_type, one_of, text, whole
+from fedbudget.errors import InvalidInputError
+from fedbudget.fleet.wire.messages import MOST_DECLARED, MOST_DELTA
 from fedbudget.fleet.wire.signing import read_public_key
 from fedbudget.losses import LOSSES
+from fedbudget.text import shown
 
 _NOTHING = object()
 
@@ -49,54 +50,53 @@ class Section:
             if default is _NOTHING:
                 self.refuse(key, "is missing")
             return default
-        value = self.plain[key]
-        if not isinstance(value, kinds) or (isinstance(value, bool)):
-            words = {str: "a text", dict: "a table", list: "a list", int: "a number"}
-            self.refuse(key, f"must be {words[kinds[0]]}, got {value!r}")
-        return value
-
-    def checked(self, key: str, check: Any, default: Any = _NOTHING) -> Any:
-        """Return a text that passes a check of messages."""
-        value = self.get(key, kinds=(str,), default=default)
-        try:
-            return check(key, value)
-        except MessageError as error:
-            self.refuse(key, str(error).removeprefix(f"{key} "))
+        return self._checked(of_type, key, self.plain[key], *kinds)
 
     def number(self, key: str, *, default: Any = _NOTHING, **limits: float) -> float:
         """Return a finite number inside limits."""
-        value = self.get(key, kinds=(int, float), default=default)
-        try:
-            return float(within(key, value, **limits))  # type: ignore[arg-type]
-        except InvalidInputError as error:
-            self.refuse(key, str(error).removeprefix(f"{key} "))
+        value = self.get(key, kinds=(float, int), default=default)
+        return float(self._checked(number, key, value, **limits))
 
     def whole(self, key: str, *, default: Any = _NOTHING, **limits: int) -> int:
         """Return a whole number inside limits."""
         value = self.get(key, kinds=(int,), default=default)
-        try:
-            return whole(key, value, **limits)
-        except InvalidInputError as error:
-            self.refuse(key, str(error).removeprefix(f"{key} "))
+        return int(self._checked(whole, key, value, **limits))
 
-    def choice(self, key: str, options: tuple[str, ...], *, default: str) -> str:
+    def one_of(self, key: str, options: tuple[str, ...], *, default: str) -> str:
         """Return one of a few words."""
         value = self.get(key, kinds=(str,), default=default)
-        try:
-            return choice(key, value, options)
-        except InvalidInputError as error:
-            self.refuse(key, str(error).removeprefix(f"{key} "))
+        return str(self._checked(one_of, key, value, options))
+
+    def text(self, key: str, *, default: Any = _NOTHING) -> str:
+        """Return a short text on one line."""
+        value = self.get(key, kinds=(str,), default=default)
+        return str(self._checked(text, key, value))
+
+    def identity(self, key: str) -> str:
+        """Return the name of a device."""
+        return str(self._checked(identity, key, self.get(key, kinds=(str,))))
 
     def texts(self, key: str, *, default: Any = _NOTHING) -> tuple[str, ...]:
         """Return a list of texts, at least one."""
         value = self.get(key, kinds=(list,), default=default)
         if not value or not all(isinstance(item, str) for item in value):
-            self.refuse(key, f"must be a list of texts, at least one, got {value!r}")
+            self.refuse(
+                key, f"must be a list of texts, at least one, got {shown(value)}"
+            )
         return tuple(value)
 
     def path(self, key: str, folder: Path, *, default: Any = _NOTHING) -> Path:
         """Return a path, relative to the policy."""
         return folder / str(self.get(key, kinds=(str,), default=default))
+
+    def _checked(
+        self, check: Callable[..., Any], key: str, *given: Any, **limits: Any
+    ) -> Any:
+        """Return what a check returns; its error names the file and the table too."""
+        try:
+            return check(key, *given, **limits)
+        except InvalidInputError as error:
+            self.refuse(key, str(error).removeprefix(f"{key} "))
 
     def finish(self) -> None:
         """Refuse keys that mean nothing."""
@@ -218,7 +218,7 @@ def read_policy(path: str | Path) -> Policy:
     if not over_mqtt and "broker" in plain:
         top.refuse("socket", "does not go with broker: orders come over one of them")
     policy = Policy(
-        device=top.checked("device", identity),
+        device=top.identity("device"),
         data=_data(top.section("data"), path.parent),
         budget=budget,
         prices=_prices(top.section("prices")),
@@ -243,9 +243,9 @@ def _data(section: Section, folder: Path) -> DataPolicy:
         file=file,
         schema=folder / schema if isinstance(schema, str) else schema,
         label=section.get("label", kinds=(str,), default=None),
-        loss=section.choice("loss", tuple(LOSSES), default="logistic"),
+        loss=section.one_of("loss", tuple(LOSSES), default="logistic"),
         classes=section.whole("classes", least=2, default=2),
-        lineage=section.checked("lineage", text, default=file.name),
+        lineage=section.text("lineage", default=file.name),
     )
     section.finish()
     return found
@@ -256,7 +256,7 @@ def _budget(section: Section) -> BudgetPolicy:
         epsilon=section.number("epsilon", above=0, most=MOST_DECLARED),
         delta=section.number("delta", least=1e-100, most=MOST_DELTA),
         cost=section.number("cost", above=0, most=MOST_DECLARED),
-        accountant=section.choice("accountant", _ACCOUNTANTS, default="gdp"),
+        accountant=section.one_of("accountant", _ACCOUNTANTS, default="gdp"),
     )
     section.finish()
     return found
@@ -279,7 +279,7 @@ def _public(section: Section, budget: BudgetPolicy) -> PublicPolicy:
             "epsilon", above=0, most=budget.epsilon, default=budget.epsilon
         ),
         cost=section.number("cost", above=0, most=budget.cost, default=budget.cost),
-        info=section.checked("info", text, default=""),
+        info=section.text("info", default=""),
     )
     section.finish()
     return found
