@@ -23,7 +23,7 @@ from fedbudget.algorithm import SAMPLINGS, Sampling
 from fedbudget.checks import number, one_of, per_device, whole, within
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Floats, Huber
-from fedbudget.simulation.kernels.layouts import DenseRows, OneHotRows, PackedRows
+from fedbudget.simulation.kernels.layouts import RUN, DenseRows, OneHotRows, PackedRows
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -43,7 +43,6 @@ _PER_RUN = (
     "largest",
     "noisy",
 )
-_LANES = 16
 # Threads wait for each other in every round: a shorter one is faster on one of them.
 _WORTH_THREADS = 0.1e-3  # seconds of a round on one core
 _FEW_PLANS = 3  # up to so many plans run faster one by one than side by side,
@@ -64,7 +63,7 @@ class RoundPlan:
     drift_control: bool = False  # see `algorithm.next_shift`
 
 
-def check_plan(plan: RoundPlan, packed: PackedRows) -> None:
+def _check_plan(plan: RoundPlan, packed: PackedRows) -> None:
     """Refuse what the kernels, which check nothing, could not survive."""
     one_of("sampling", plan.sampling, SAMPLINGS)
     number("momentum", plan.momentum, least=0, below=1)
@@ -167,7 +166,7 @@ def sweep_runs(
     order = sorted(
         range(len(plans)), key=lambda p: (_group_key(plans[p], packed), rounds[p])
     )
-    per_group = max(1, _LANES // packed.loss.num_outputs)
+    per_group = max(1, RUN // packed.loss.num_outputs)
     for _, members in groupby(order, key=lambda p: _group_key(plans[p], packed)):
         chosen = list(members)
         few = _few_plans(packed, plans[chosen[0]])
@@ -284,9 +283,9 @@ def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
 
     outputs = packed.loss.num_outputs
     used = len(plans) * outputs
-    lanes = 1 if used == 1 else -(-used // _LANES) * _LANES
+    lanes = 1 if used == 1 else -(-used // RUN) * RUN
     for plan in plans:
-        check_plan(plan, packed)
+        _check_plan(plan, packed)
 
     def columns(name: str) -> Floats:
         values = [
