@@ -33,16 +33,6 @@ def generator(seed: int, *, stream: int = 0) -> np.random.Generator:
     return np.random.default_rng((seed_number(seed), stream))
 
 
-def by_column(values: ArrayLike) -> DeviceIds:
-    """Give each distinct value its own device, in sorted order.
-
-    >>> by_column(["b", "a", "b"]).tolist()
-    [1, 0, 1]
-    """
-    _, ids = np.unique(np.asarray(values), return_inverse=True)
-    return np.asarray(ids, dtype=np.int64).reshape(-1)
-
-
 def iid(num_rows: int, num_devices: int, *, seed: int = 0) -> DeviceIds:
     """Shuffle the rows and deal them out evenly: sizes differ by at most one.
 

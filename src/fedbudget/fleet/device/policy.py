@@ -23,7 +23,7 @@ from fedbudget.text import shown
 _NOTHING = object()
 
 
-class Section:
+class _Section:
     """One table of the file; knows which of its keys were used."""
 
     def __init__(self, path: Path, name: str, plain: dict[str, Any]) -> None:
@@ -36,12 +36,12 @@ class Section:
         where = f"{self._name}.{key}" if self._name else key
         raise InvalidInputError(f"policy {str(self._path)!r}: {where} {why}")
 
-    def section(self, key: str, *, optional: bool = False) -> "Section":
+    def section(self, key: str, *, optional: bool = False) -> "_Section":
         """Return a table inside this one."""
         default = {} if optional else _NOTHING
         plain = self.get(key, kinds=(dict,), default=default)
         name = f"{self._name}.{key}" if self._name else key
-        return Section(self._path, name, plain)
+        return _Section(self._path, name, plain)
 
     def get(self, key: str, *, kinds: tuple[type, ...], default: Any = _NOTHING) -> Any:
         """Return a value of one of these types."""
@@ -212,7 +212,7 @@ def read_policy(path: str | Path) -> Policy:
         ) from None
     except (ValueError, RecursionError) as error:  # also of endless digits or brackets
         raise InvalidInputError(f"policy {str(path)!r} is not TOML: {error}") from None
-    top = Section(path, "", plain)
+    top = _Section(path, "", plain)
     budget = _budget(top.section("budget"))
     over_mqtt = "socket" not in plain
     if not over_mqtt and "broker" in plain:
@@ -232,7 +232,7 @@ def read_policy(path: str | Path) -> Policy:
     return policy
 
 
-def _data(section: Section, folder: Path) -> DataPolicy:
+def _data(section: _Section, folder: Path) -> DataPolicy:
     file = section.path("file", folder)
     schema = section.get("schema", kinds=(str, dict), default=None)
     if file.suffix != ".npz" and schema is None:
@@ -251,7 +251,7 @@ def _data(section: Section, folder: Path) -> DataPolicy:
     return found
 
 
-def _budget(section: Section) -> BudgetPolicy:
+def _budget(section: _Section) -> BudgetPolicy:
     found = BudgetPolicy(
         epsilon=section.number("epsilon", above=0, most=MOST_DECLARED),
         delta=section.number("delta", least=1e-100, most=MOST_DELTA),
@@ -262,7 +262,7 @@ def _budget(section: Section) -> BudgetPolicy:
     return found
 
 
-def _prices(section: Section) -> PricePolicy:
+def _prices(section: _Section) -> PricePolicy:
     found = PricePolicy(
         communication=section.number("communication", least=0, most=MOST_DECLARED),
         computation=section.number("computation", least=0, most=MOST_DECLARED),
@@ -273,7 +273,7 @@ def _prices(section: Section) -> PricePolicy:
     return found
 
 
-def _public(section: Section, budget: BudgetPolicy) -> PublicPolicy:
+def _public(section: _Section, budget: BudgetPolicy) -> PublicPolicy:
     found = PublicPolicy(
         epsilon=section.number(
             "epsilon", above=0, most=budget.epsilon, default=budget.epsilon
@@ -285,7 +285,7 @@ def _public(section: Section, budget: BudgetPolicy) -> PublicPolicy:
     return found
 
 
-def _orders(section: Section) -> OrderPolicy:
+def _orders(section: _Section) -> OrderPolicy:
     trusted = section.texts("trusted")
     for key in trusted:
         try:
@@ -308,19 +308,19 @@ def _orders(section: Section) -> OrderPolicy:
     return found
 
 
-def _ledger(section: Section, folder: Path) -> Path:
+def _ledger(section: _Section, folder: Path) -> Path:
     found = section.path("file", folder, default="ledger.sqlite")
     section.finish()
     return found
 
 
-def _socket(section: Section, folder: Path) -> Path:
+def _socket(section: _Section, folder: Path) -> Path:
     found = section.path("file", folder)
     section.finish()
     return found
 
 
-def _broker(section: Section, folder: Path) -> BrokerPolicy:
+def _broker(section: _Section, folder: Path) -> BrokerPolicy:
     names = ("ca", "certificate", "key")
     files = {
         name: section.path(name, folder) if name in section.plain else None
