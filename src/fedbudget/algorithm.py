@@ -1,9 +1,9 @@
-"""The local steps of one device in NumPy, written to be read beside the paper.
+"""The algorithm in NumPy, to be read beside the paper: local steps, averages.
 
-This is the reference: the compiled kernels, and the steps of real devices
-(`fleet.steps`), are tested against it. It knows no plans and no transport.
-
-`Server` is the server's side: the model, its momentum, and what devices have spent.
+The local steps are the reference: the compiled kernels (`simulation.kernels`) and the
+steps of real devices (`fleet.device.exact_steps`) are tested against them. `Server` is
+the server's side: the model, its momentum, and what devices have spent. Nothing here
+knows plans or transport.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,9 @@ from fedbudget.losses import Floats, Labels, Loss, Rows
 
 Sampling: TypeAlias = Literal["full", "fixed", "poisson", "cyclic"]
 SAMPLINGS: tuple[Sampling, ...] = ("full", "fixed", "poisson", "cyclic")
+
+# What simulated devices keep between rounds: see `training.Replies`.
+State: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +142,6 @@ def weighted_mean(thetas: Sequence[Floats] | Floats, weights: Floats) -> Floats:
     The paper's `global_aggregation_rule_2` has all weights at 1/M.
     """
     return np.asarray(np.asarray(weights) @ np.stack(list(thetas)))
-
-
-# What simulated devices keep between rounds: see `training.Replies`.
-State: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 @dataclass(kw_only=True, eq=False)

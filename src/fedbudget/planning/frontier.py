@@ -35,6 +35,9 @@ from fedbudget.planning.spectral import (
 from fedbudget.privacy import accountant_named
 from fedbudget.problem import Counts, Problem
 
+_RATES = np.geomspace(0.04, 1, 6)  # shares of the largest stable one
+_MOMENTA = np.array([0.0, 0.4, 0.6, 0.75, 0.82, 0.9])
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Frontier:
@@ -94,10 +97,6 @@ class Frontier:
         }
 
 
-def _without_nan(grid: Array) -> list[list[float | None]]:
-    return [[None if np.isnan(x) else float(x) for x in row] for row in grid]
-
-
 def frontier(
     problem: Problem,
     prices: Prices,
@@ -142,10 +141,6 @@ def frontier(
                 on_point()
         rows.append(tuple(row))
     return Frontier(epsilons=eps_axis, costs=cost_axis, plans=tuple(rows))
-
-
-_RATES = np.geomspace(0.04, 1, 6)  # shares of the largest stable one
-_MOMENTA = np.array([0.0, 0.4, 0.6, 0.75, 0.82, 0.9])
 
 
 def predicted_losses(
@@ -201,3 +196,7 @@ def _pairs(budget: Budget, prices: Prices, batch: Counts) -> list[tuple[int, int
         for count in counts.tolist()
     }
     return sorted(edge | set(first))
+
+
+def _without_nan(grid: Array) -> list[list[float | None]]:
+    return [[None if np.isnan(x) else float(x) for x in row] for row in grid]

@@ -33,6 +33,12 @@ from fedbudget.problem import Problem
 TARGETS = ("uniform", "size")
 WEIGHTS = ("auto", *TARGETS)
 
+# A weight below this share of its target changes nothing but that device's spending.
+TRIFLE = 0.01
+_MANY = 20_000  # devices; of more, a sample stands for all, and less is tried
+_FEW = 10  # ends of a run: so many are all tried, of more some
+_PHASES = 6  # of a run, between which devices leave, that are told apart
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weighting:
@@ -92,14 +98,6 @@ def candidate_weights(
         sums.append([p @ (p * variance), p @ (p * sampling), np.sum((p - target) ** 2)])
     noise, batch, bias = np.array(sums).T
     return Weighting(kappa=np.array(kappas), noise=noise, sampling=batch, bias=bias)
-
-
-# A weight below this share of its target changes nothing but that device's spending.
-TRIFLE = 0.01
-
-_MANY = 20_000  # devices; of more, a sample stands for all, and less is tried
-_FEW = 10  # ends of a run: so many are all tried, of more some
-_PHASES = 6  # of a run, between which devices leave, that are told apart
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
