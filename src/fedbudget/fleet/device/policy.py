@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedbudget.budget import Budget
+from fedbudget.budget import LEAST_DELTA, Budget
 from fedbudget.checks import identity, number, of_type, one_of, text, whole
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.wire.messages import MOST_DECLARED, MOST_DELTA
@@ -254,7 +254,7 @@ def _data(section: _Section, folder: Path) -> DataPolicy:
 def _budget(section: _Section) -> BudgetPolicy:
     found = BudgetPolicy(
         epsilon=section.number("epsilon", above=0, most=MOST_DECLARED),
-        delta=section.number("delta", least=1e-100, most=MOST_DELTA),
+        delta=section.number("delta", least=LEAST_DELTA, most=MOST_DELTA),
         cost=section.number("cost", above=0, most=MOST_DECLARED),
         accountant=section.one_of("accountant", _ACCOUNTANTS, default="gdp"),
     )

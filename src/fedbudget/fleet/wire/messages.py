@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 
+from fedbudget.budget import LEAST_DELTA, MOST_EPSILON
 from fedbudget.checks import Array, identity, number, of_type, one_of, text, whole
 from fedbudget.errors import InvalidInputError, MessageError
 from fedbudget.fleet.wire.codec import MAX_BYTES, decode, encode
@@ -33,7 +34,7 @@ from fedbudget.text import shown
 MAX_COUNT = 1 << 40
 # What an owner may declare at most: far above any use, and far below where the numbers
 # of a plan for the whole fleet would end.
-MOST_DECLARED = 1e12  # epsilon, as in `Budget`; cost, prices, noise multiplier
+MOST_DECLARED = MOST_EPSILON  # as of a budget; also of cost, prices and noise
 MOST_DELTA = 0.5
 
 Check: TypeAlias = Callable[[str, Any], Any]
@@ -192,7 +193,7 @@ class Declaration(Message):
         "device": IDENTITY,
         **_SHAPE,
         "epsilon": _DECLARED,
-        "delta": number_field(least=1e-100, most=MOST_DELTA),
+        "delta": number_field(least=LEAST_DELTA, most=MOST_DELTA),
         "cost": _DECLARED,
         "communication_price": _DECLARED,
         "computation_price": _DECLARED,
