@@ -33,7 +33,9 @@ def broker(
         ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8883,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.")
+    ] = 8883,
 ) -> None:
     """Run an MQTT broker for a trial: mutual TLS, and rules for who says what.
 
@@ -46,7 +48,7 @@ def broker(
         identity_of(certs, "broker"),
         host=host,
         port=port,
-        on_ready=lambda: typer.echo(f"listening on {host}:{port}"),
+        on_ready=lambda taken: typer.echo(f"listening on {host}:{taken}"),
     )
 
 
