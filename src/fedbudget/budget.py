@@ -11,7 +11,9 @@ from fedbudget.errors import InvalidInputError
 
 # Far beyond any use, and far from where the arithmetic of a plan ends.
 MOST_EPSILON, MOST_COST, LEAST_DELTA = 1e12, 1e100, 1e-100
-DEFAULT_DELTA = 1e-4  # the paper's
+
+# What is taken where nobody says otherwise.
+DELTA = 1e-4  # the paper's
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,7 +27,7 @@ class Budget:
     """
 
     epsilon: PerDevice
-    delta: PerDevice = DEFAULT_DELTA
+    delta: PerDevice = DELTA
     cost: PerDevice  # in the unit of the prices
 
     def __post_init__(self) -> None:

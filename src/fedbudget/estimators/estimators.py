@@ -14,7 +14,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedbudget.budget import DEFAULT_DELTA, Budget, Prices
+from fedbudget.budget import DELTA, Budget, Prices
 from fedbudget.checks import Array, PerDevice, within
 from fedbudget.data import Dataset
 from fedbudget.errors import (
@@ -228,7 +228,7 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         self,
         *,
         epsilon: PerDevice = 1.0,
-        delta: PerDevice = DEFAULT_DELTA,
+        delta: PerDevice = DELTA,
         cost: PerDevice = 1000.0,
         communication_price: PerDevice = 100.0,
         computation_price: PerDevice = 1.0,
@@ -341,7 +341,7 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: i
         self,
         *,
         epsilon: PerDevice = 1.0,
-        delta: PerDevice = DEFAULT_DELTA,
+        delta: PerDevice = DELTA,
         cost: PerDevice = 1000.0,
         communication_price: PerDevice = 100.0,
         computation_price: PerDevice = 1.0,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.budget import DEFAULT_DELTA, Budget, Prices
+from fedbudget.budget import DELTA, Budget, Prices
 from fedbudget.checks import Array, floats, within
 from fedbudget.planning.planner import plan
 from fedbudget.planning.plans import Plan
@@ -103,7 +103,7 @@ def frontier(
     *,
     epsilons: ArrayLike = (0.5, 1, 2, 4, 7, 10),
     costs: ArrayLike | None = None,
-    delta: float = DEFAULT_DELTA,
+    delta: float = DELTA,
     on_point: Callable[[], None] | None = None,
     **how: Any,
 ) -> Frontier:

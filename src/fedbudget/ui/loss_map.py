@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.budget import DEFAULT_DELTA, Budget, Prices
+from fedbudget.budget import DELTA, Budget, Prices
 from fedbudget.checks import Array
 from fedbudget.errors import InfeasibleBudgetError
 from fedbudget.planning import Plan, plan
@@ -64,7 +64,7 @@ class Fleet:
 
 def best_plan(fleet: Fleet, *, epsilon: float, cost: float) -> Plan:
     """Return the plan for one pair of budgets."""
-    budget = Budget(epsilon=epsilon, delta=DEFAULT_DELTA, cost=cost)
+    budget = Budget(epsilon=epsilon, delta=DELTA, cost=cost)
     return plan(fleet.problem, budget, fleet.prices)
 
 
@@ -154,7 +154,7 @@ def loss_map(fleet: Fleet) -> LossMap:
     epsilons = np.geomspace(*EPSILONS, _POINTS[0])
     costs = np.geomspace(low, COSTS[1], _POINTS[1])
     loss = predicted_losses(
-        fleet.problem, fleet.prices, epsilons=epsilons, costs=costs, delta=DEFAULT_DELTA
+        fleet.problem, fleet.prices, epsilons=epsilons, costs=costs, delta=DELTA
     )
     return LossMap(epsilons=epsilons, costs=costs, loss=loss)
 
