@@ -137,7 +137,7 @@ def curve_chart(rows: Rows, *, x: str, y: str, titles: tuple[str, str]) -> Layer
 def _wide_enough(values: Sequence[float]) -> list[float]:
     """Return the ends of an axis that does not blow small differences up.
 
-    >>> wide_enough([0.8175, 0.82]), wide_enough([0.5, 0.9])
+    >>> _wide_enough([0.8175, 0.82]), _wide_enough([0.5, 0.9])
     ([0.79, 0.85], [0.48, 0.92])
     """
     least, most = min(values, default=0.0), max(values, default=1.0)
