@@ -12,6 +12,12 @@ from fedbudget.errors import InvalidInputError
 # Far beyond any use, and far below where the arithmetic of a plan overflows.
 MOST_EPSILON, MOST_COST = 1e12, 1e100
 
+# What is taken where nobody says otherwise.
+DELTA = 1e-4  # the paper's
+COMMUNICATION_PRICE, COMPUTATION_PRICE = 100, 1  # of a round, of a step; the paper's
+# Where somebody has to say: what a first config, a demonstration and a page begin with.
+FIRST_EPSILON, FIRST_COST = 4.0, 1000.0
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Budget:
@@ -24,7 +30,7 @@ class Budget:
     """
 
     epsilon: PerDevice
-    delta: PerDevice = 1e-4  # the paper's default
+    delta: PerDevice = DELTA
     cost: PerDevice  # in the unit of the prices
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
 """Checks of arguments: each error names the argument, its value and the limit."""
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,12 +13,30 @@ Array: TypeAlias = NDArray[np.float64]
 # One number for all devices, or one each; checked values are floats or arrays.
 PerDevice: TypeAlias = "float | Sequence[float] | Array"
 
+_Checked = ParamSpec("_Checked")
+_Value = TypeVar("_Value")
+
+
+def _keeps_the_name(check: Callable[_Checked, _Value]) -> Callable[_Checked, _Value]:
+    """Let the errors of a check keep the argument's name, which comes first."""
+
+    @wraps(check)
+    def checked(*args: _Checked.args, **kwargs: _Checked.kwargs) -> _Value:
+        try:
+            return check(*args, **kwargs)
+        except InvalidInputError as error:
+            error.argument = str(args[0])
+            raise
+
+    return checked
+
 
 def floats(value: ArrayLike) -> Array:
     """Return the value as a float64 array."""
     return np.asarray(value, dtype=np.float64)
 
 
+@_keeps_the_name
 def numbers(name: str, value: ArrayLike) -> float | Array:
     """Return a number as a float, and a sequence as a read-only float64 array."""
     try:
@@ -44,6 +63,7 @@ def numbers(name: str, value: ArrayLike) -> float | Array:
     return array
 
 
+@_keeps_the_name
 def within(
     name: str,
     value: ArrayLike,
@@ -72,6 +92,7 @@ def within(
     return checked
 
 
+@_keeps_the_name
 def number(name: str, value: Any, **limits: Any) -> float:
     """Return the value as a float if it is one number inside the limits of `within`."""
     checked = within(name, value, **limits)
@@ -80,6 +101,7 @@ def number(name: str, value: Any, **limits: Any) -> float:
     return checked
 
 
+@_keeps_the_name
 def whole(name: str, value: Any, *, least: int = 1, most: int = 2**53) -> int:
     """Return the value as an int if it is a whole number inside the limits."""
     try:
@@ -96,6 +118,7 @@ def whole(name: str, value: Any, *, least: int = 1, most: int = 2**53) -> int:
     return number
 
 
+@_keeps_the_name
 def choice(name: str, value: str, options: tuple[str, ...]) -> str:
     """Return the value if it is one of the options."""
     if value not in options:
@@ -105,6 +128,7 @@ def choice(name: str, value: str, options: tuple[str, ...]) -> str:
     return value
 
 
+@_keeps_the_name
 def per_device(name: str, value: PerDevice, num_devices: int) -> Array:
     """Return one number per device; a single number stands for all of them."""
     array = floats(value)

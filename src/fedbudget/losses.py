@@ -40,7 +40,9 @@ class Loss(ABC):
 
     def __post_init__(self) -> None:
         if not 0 <= self.l2 < inf:
-            raise InvalidInputError(f"l2 must be zero or positive, got {self.l2}")
+            raise InvalidInputError(
+                f"l2 must be zero or positive, got {self.l2}", argument="l2"
+            )
 
     @property
     @abstractmethod
@@ -282,12 +284,14 @@ def loss_named(name: str, *, num_classes: int | None = None, l2: float = 0.0) ->
     """
     if name not in LOSSES:
         raise InvalidInputError(
-            f"loss {name!r} is not known: choose one of {', '.join(sorted(LOSSES))}"
+            f"loss {name!r} is not known: choose one of {', '.join(sorted(LOSSES))}",
+            argument="loss",
         )
     if name == "softmax":
         return Softmax(num_classes=2 if num_classes is None else num_classes, l2=l2)
     if num_classes not in (None, 2) and name in ("logistic", "hinge"):
         raise InvalidInputError(
-            f"loss {name!r} is for 2 classes, got {num_classes}: use 'softmax'"
+            f"loss {name!r} is for 2 classes, got {num_classes}: use 'softmax'",
+            argument="loss",
         )
     return LOSSES[name](l2=l2)

@@ -280,7 +280,9 @@ def _loss(loss: object, num_classes: int | None, l2: float) -> Loss:
             )
         return loss
     if not isinstance(loss, str):
-        raise InvalidInputError(f"loss must be a name or a Loss, got {loss!r}")
+        raise InvalidInputError(
+            f"loss must be a name or a Loss, got {loss!r}", argument="loss"
+        )
     within("l2", l2, least=0, most=1e6)
     if num_classes is not None:
         num_classes = whole("num_classes", num_classes, least=2, most=_MOST_PARAMS)
@@ -292,7 +294,9 @@ def _dissimilarity(value: object) -> str | float:
         return choice("dissimilarity", value, tuple(DISSIMILARITY))
     number = np.asarray(within("dissimilarity", value, least=0, most=1e3))  # type: ignore[arg-type]
     if number.ndim > 0:
-        raise InvalidInputError(f"dissimilarity must be one number, got {value}")
+        raise InvalidInputError(
+            f"dissimilarity must be one number, got {value}", argument="dissimilarity"
+        )
     return float(number)
 
 

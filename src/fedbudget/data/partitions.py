@@ -21,6 +21,7 @@ from fedbudget.text import counted, shown
 DeviceIds: TypeAlias = NDArray[np.int64]
 Dissimilarity: TypeAlias = Literal["iid", "mild", "strong"]
 
+SEED = 0  # where nobody names another one
 SPELLINGS = "iid:16, size:60,40, dirichlet:16:0.3 or column:NAME"
 
 
@@ -32,7 +33,8 @@ def generator(seed: int, *, stream: int = 0) -> np.random.Generator:
     """
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise InvalidInputError(
-            f"seed must be a whole number, zero or more, got {shown(seed)}: use 0"
+            f"seed must be a whole number, zero or more, got {shown(seed)}: use 0",
+            argument="seed",
         )
     return np.random.default_rng((seed, stream))
 
@@ -184,7 +186,9 @@ def parse_partition(text: str) -> Partition:
             )
     except ValueError:
         pass  # the one message below covers every way to misspell it
-    raise InvalidInputError(f"partition {text!r} is not known: write {SPELLINGS}")
+    raise InvalidInputError(
+        f"partition {text!r} is not known: write {SPELLINGS}", argument="partition"
+    )
 
 
 def _positive(text: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.budget import Budget, Prices
+from fedbudget.budget import DELTA, Budget, Prices
 from fedbudget.checks import Array, floats, within
 from fedbudget.planning.planner import plan
 from fedbudget.planning.plans import Plan
@@ -34,6 +34,8 @@ from fedbudget.planning.spectral import (
 )
 from fedbudget.privacy import accountant_named
 from fedbudget.problem import Counts, Problem
+
+EPSILONS = (0.5, 1, 2, 4, 7, 10)  # to try, where nobody names others
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,9 +104,9 @@ def frontier(
     problem: Problem,
     prices: Prices,
     *,
-    epsilons: ArrayLike = (0.5, 1, 2, 4, 7, 10),
+    epsilons: ArrayLike = EPSILONS,
     costs: ArrayLike | None = None,
-    delta: float = 1e-4,
+    delta: float = DELTA,
     on_point: Callable[[], None] | None = None,
     **how: Any,
 ) -> Frontier:
