@@ -15,7 +15,7 @@ MOST_EPSILON, MOST_COST = 1e12, 1e100
 # What is taken where nobody says otherwise.
 DELTA = 1e-4  # the paper's
 COMMUNICATION_PRICE, COMPUTATION_PRICE = 100, 1  # of a round, of a step; the paper's
-# Where somebody has to say: what a first config, a demonstration and a page begin with.
+# Where a user has to say: what first configs, demos, pages and estimators begin with.
 FIRST_EPSILON, FIRST_COST = 4.0, 1000.0
 
 

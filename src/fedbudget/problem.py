@@ -28,6 +28,7 @@ SOURCES = ("analytic", "assumed", "public sample", "measured privately")
 DISSIMILARITY: Mapping[str, float] = MappingProxyType(
     {"iid": 0.1, "mild": 0.2, "strong": 0.35}
 )
+USUAL_DISSIMILARITY = "mild"  # where nobody says more
 
 # Hinge has no Hessian. Smoothed over a margin of width 1, its curvature is 1, by which
 # the largest step is chosen. But a run meets the kink itself: the trace by which noise
@@ -100,7 +101,7 @@ class Problem:
         loss: str | Loss = "logistic",
         num_classes: int | None = None,
         l2: float = 0.0,
-        dissimilarity: str | float = "mild",
+        dissimilarity: str | float = USUAL_DISSIMILARITY,
         overrides: Mapping[str, Constant] | None = None,
         spent_mu: ArrayLike = 0.0,
         spent_on: Iterable[str] = (),

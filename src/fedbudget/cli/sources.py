@@ -13,7 +13,7 @@ from fedbudget.cli.config import read_config
 from fedbudget.data import Dataset, Schema, from_table, load
 from fedbudget.data.partitions import SEED
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
-from fedbudget.problem import Counts, Problem
+from fedbudget.problem import USUAL_DISSIMILARITY, Counts, Problem
 from fedbudget.text import counted
 
 NAMES = ("adult", "vehicle")
@@ -179,7 +179,7 @@ def _without_data(options: DataOptions) -> Source:
         loss=options.loss or usual,
         num_classes=options.classes,
         l2=options.l2,
-        dissimilarity="mild" if dissimilarity is None else dissimilarity,
+        dissimilarity=USUAL_DISSIMILARITY if dissimilarity is None else dissimilarity,
     )
     line = (
         f"no data: {counted(problem.num_devices, 'device')}, "

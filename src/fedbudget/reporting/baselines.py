@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.budget import Budget, Prices
+from fedbudget.budget import DELTA, Budget, Prices
 from fedbudget.checks import Array, choice
 from fedbudget.data import Dataset, Part
 from fedbudget.errors import TrainingError
@@ -105,7 +105,7 @@ def centralised_private(
     data: Dataset,
     *,
     epsilon: float,
-    delta: float = 1e-4,
+    delta: float = DELTA,
     loss: str | None = None,
     seeds: Sequence[int] = (0,),
 ) -> list[Baseline]:
@@ -129,7 +129,7 @@ def one_shot(
     data: Dataset,
     *,
     epsilon: float | None = None,
-    delta: float = 1e-4,
+    delta: float = DELTA,
     loss: str | None = None,
     seed: int = 0,
 ) -> Baseline:

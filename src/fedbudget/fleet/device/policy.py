@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from fedbudget.budget import Budget
 from fedbudget.checks import choice, whole, within
 from fedbudget.errors import InvalidInputError, MessageError
+from fedbudget.fleet.transport.channel import PORT
 from fedbudget.fleet.wire.messages import MOST_DECLARED, MOST_DELTA, identity, text
 from fedbudget.fleet.wire.signing import read_public_key
 from fedbudget.losses import LOSSES
@@ -332,6 +333,6 @@ def _broker(section: Section, folder: Path) -> BrokerPolicy:
     host = section.get("host", kinds=(str,))
     if files["ca"] is None and host not in ("localhost", "127.0.0.1", "::1"):
         section.refuse("ca", "is missing: only a broker on this machine goes without")
-    port = section.whole("port", default=8883, most=65535)
+    port = section.whole("port", default=PORT, most=65535)
     section.finish()
     return BrokerPolicy(host=host, port=port, **files)

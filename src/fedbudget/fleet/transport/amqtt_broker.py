@@ -14,6 +14,7 @@ from typing import Any
 from fedbudget.checks import whole
 from fedbudget.errors import MessageError, MissingExtraError, TrainingError
 from fedbudget.fleet.transport.certificates import COORDINATOR, Identity
+from fedbudget.fleet.transport.channel import HOST, PORT
 from fedbudget.fleet.wire import topics
 
 _log = logging.getLogger(__name__)
@@ -58,8 +59,8 @@ def may_read(name: str, topic: str) -> bool:
 def run_broker(
     identity: Identity,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8883,
+    host: str = HOST,
+    port: int = PORT,
     on_ready: Callable[[], None] | None = None,
 ) -> None:
     """Serve until the process is told to stop (SIGINT or SIGTERM).

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fedbudget.checks import whole
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.transport.certificates import Identity
-from fedbudget.fleet.transport.channel import Message
+from fedbudget.fleet.transport.channel import HOST, PORT, Message
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
@@ -42,8 +42,8 @@ class Broker:
     the next is tried.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8883  # of hosts that come without one
+    host: str = HOST
+    port: int = PORT  # of hosts that come without one
     identity: Identity | None = None  # none: no TLS, for loopback and tests only
 
     def __post_init__(self) -> None:
