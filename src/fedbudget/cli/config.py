@@ -127,8 +127,9 @@ class Config:
         options = {"label": self.values["label"]["name"], "schema": str(self.path)}
         for section, keys in _KEYS.items():
             for key, value in self.values.get(section, {}).items():
-                if keys[key][1]:
-                    options[keys[key][1]] = value
+                kind, option = keys[key]
+                if option:  # one that takes a text takes a number as its text
+                    options[option] = str(value) if kind == _EITHER else value
         return options
 
     @property
@@ -157,9 +158,10 @@ class Config:
         overruled (`options` has another value) is not to blame.
         """
         section, key = self._key_of(error)
-        held = self.values.get(section, {})
+        if key not in self.values.get(section, {}):
+            return error
         option = _KEYS.get(section, {}).get(key, ("", ""))[1]
-        if key not in held or options.get(option, held[key]) != held[key]:
+        if option and options.get(option) != self.options[option]:
             return error
         return type(error)(
             f"{self._at(section, key)}: {error}",
