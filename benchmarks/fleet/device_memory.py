@@ -24,7 +24,7 @@ import numpy as np
 from fedbudget.data.adult import SCHEMA
 from fedbudget.fleet.transport.certificates import identity_of, make_certificates
 from fedbudget.fleet.transport.mqtt import Broker, Connection
-from fedbudget.fleet.trial import free_port, listens
+from fedbudget.fleet.trial import HeldPort, listens
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Reply, RoundOrder, RunOffer, theta_to_bytes
 from fedbudget.fleet.wire.signing import Signer
@@ -127,7 +127,8 @@ def drive(folder: Path, port: int, num_rows: int) -> list[float]:
 
 
 def main() -> None:
-    command, port = [sys.executable, "-m", "fedbudget"], free_port()
+    command, held = [sys.executable, "-m", "fedbudget"], HeldPort()
+    port = held.number
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         num_rows = write_files(folder, port)

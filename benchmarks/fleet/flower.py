@@ -11,14 +11,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from flower_trial import FlowerTrial
 
 import fedbudget as fb
 from fedbudget.data.dataset import only
 from fedbudget.fleet.demo import compare
+from fedbudget.fleet.flower_trial import FlowerTrial
 from fedbudget.fleet.trial import Terms
 from fedbudget.privacy import rounded_up
 
+APP = Path(__file__).parents[2] / "deploy" / "flower"
 TERMS = Terms(epsilon=4, cost=1000, communication=100, computation=1)
 
 
@@ -26,7 +27,7 @@ def main() -> None:
     data = fb.load("adult", split="by-education", seed=0)
     data = only(data, sorted(np.argsort(data.num_samples)[-4:].tolist()))
     folder = Path(tempfile.mkdtemp(prefix="fedbudget-flower-"))
-    trial = FlowerTrial(folder, data, TERMS, deadline=60)
+    trial = FlowerTrial(folder, data, TERMS, deadline=60, app=APP)
     with ExitStack() as stack:
         trial.start(stack)
         trial.wait(lambda status: None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
-from trials import MOSQUITTO, mosquitto
+from trials import SHIPPED
 
 import fedbudget as fb
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
@@ -29,7 +29,13 @@ from fedbudget.fleet.transport.certificates import (
 )
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Broker, Connection
-from fedbudget.fleet.trial import free_port, listens, wait_until
+from fedbudget.fleet.trial import (
+    MOSQUITTO,
+    HeldPort,
+    listens,
+    mosquitto,
+    wait_until,
+)
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder
@@ -130,9 +136,12 @@ def main() -> int:
     names = [f"device-{number:05d}" for number in range(count)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(7)[1],) * 2)
     with tempfile.TemporaryDirectory(prefix="fedbudget-scale-") as home:
-        folder, certs, port = Path(home), Path(home) / "certs", free_port()
+        folder, certs, held = Path(home), Path(home) / "certs", HeldPort()
+        port = held.number
         make_certificates(certs, names)
-        broker = mosquitto(certs=certs, folder=folder / "broker", port=port)
+        broker = mosquitto(
+            shipped=SHIPPED, certs=certs, folder=folder / "broker", port=port
+        )
         with ExitStack() as stack:
             stack.callback(broker.start().stop)
             wait_until(lambda: listens(port), "mosquitto", child=broker)

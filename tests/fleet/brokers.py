@@ -2,20 +2,24 @@
 
 from pathlib import Path
 
-from benchmarks.fleet.trials import mosquitto
+from fedbudget.fleet.trial import Child, HeldPort, listens, mosquitto, wait_until
 
-from fedbudget.fleet.trial import Child, free_port, listens, wait_until
+SHIPPED = Path(__file__).parents[2] / "deploy" / "mosquitto"
 
 
 class BrokerProcess:
-    """A broker that can be killed and started again."""
+    """A broker that can be killed and started again, on the same port."""
 
     def __init__(self, kind: str, certs: Path, folder: Path) -> None:
-        self.certs, self.port = certs, free_port()
-        where = ("--certs", str(certs), "--port", str(self.port))
-        self._child = Child(("fleet", "broker", *where), folder / "broker.log")
+        self.certs, self._held = certs, HeldPort()
+        self.port = self._held.number
         if kind == "mosquitto":
-            self._child = mosquitto(certs=certs, folder=folder, port=self.port)
+            self._child = mosquitto(
+                shipped=SHIPPED, certs=certs, folder=folder, port=self.port
+            )
+        else:
+            where = ("--certs", str(certs), "--port", str(self.port))
+            self._child = Child(("fleet", "broker", *where), folder / "broker.log")
 
     def start(self) -> "BrokerProcess":
         """Start, and wait until it listens."""
@@ -32,3 +36,4 @@ class BrokerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        self._held.release()

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.fleet.trials import MOSQUITTO
 
 from fedbudget.fleet.transport.certificates import make_certificates
+from fedbudget.fleet.trial import MOSQUITTO
 from tests.fleet.brokers import BrokerProcess
 
 NAMES = tuple(f"device-{number}" for number in range(16))
@@ -40,10 +40,9 @@ def broker(
 
 
 @pytest.fixture(scope="module")
-def any_broker(
+def embedded(
     certs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BrokerProcess]:
-    """One running broker: the faster one, if it is installed."""
-    kind = "amqtt" if MOSQUITTO is None else "mosquitto"
-    with BrokerProcess(kind, certs, tmp_path_factory.mktemp("broker")) as running:
+    """The running broker inside Python, for what depends on no other."""
+    with BrokerProcess("amqtt", certs, tmp_path_factory.mktemp("amqtt")) as running:
         yield running

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedbudget.fleet.trial import HeldPort
 from tests.documents import run_page
-from tests.ui.browsing import free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "devices.md"
 
@@ -34,12 +34,14 @@ def started(command: list[str], folder: Path, log: Path) -> Iterator[None]:
         process.wait(timeout=60)
 
 
-def wait_for(words: str, log: Path) -> None:
+def port_in(log: Path) -> str:
+    """Return the port that a broker says it listens on, once it does."""
     for _ in range(600):
-        if words in log.read_text(encoding="utf-8"):
-            return
+        said = re.search(r"listening on \S+:(\d+)\n", log.read_text(encoding="utf-8"))
+        if said:
+            return said[1]
         time.sleep(0.1)
-    raise AssertionError(f"no {words!r} in: {log.read_text(encoding='utf-8')}")
+    raise AssertionError(f"no port in: {log.read_text(encoding='utf-8')}")
 
 
 def test_the_page_leads_to_a_model(tmp_path: Path) -> None:
@@ -50,17 +52,17 @@ def test_the_page_leads_to_a_model(tmp_path: Path) -> None:
         r"^`fedbudget ((?:fleet|device|server) .*)`$", text, re.MULTILINE
     )
     assert [line.split()[0] for line in lines] == ["fleet", "device", "server"]
-    port, status = str(free_port()), str(free_port())
+    status = HeldPort()
     policy = (tmp_path / "policy.toml").read_text()
     assert "port = 8883" in policy
-    (tmp_path / "policy.toml").write_text(policy.replace("8883", port))
     python = (sys.executable, "-m", "fedbudget")
     broker, device, server = (
-        [*python, *line.replace("8765", status).split()] for line in lines
+        [*python, *line.replace("8765", str(status.number)).split()] for line in lines
     )
     log = tmp_path / "broker.log"
-    with started([*broker, "--port", port], tmp_path, log):
-        wait_for("listening on", log)
+    with started([*broker, "--port", "0"], tmp_path, log):
+        port = port_in(log)
+        (tmp_path / "policy.toml").write_text(policy.replace("8883", port))
         with started(device, tmp_path, tmp_path / "device.log"):
             done = subprocess.run(
                 [*server, "--port", port],

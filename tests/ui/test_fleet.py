@@ -9,13 +9,13 @@ import pytest
 
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.coordinator.status import StatusServer
+from fedbudget.fleet.trial import HeldPort
 from fedbudget.ui.fleet import (
     device_rows,
     read_status,
     round_rows,
     shown_epsilon,
 )
-from tests.ui.browsing import free_port
 
 RUNNING = {
     "name": "alarms",
@@ -98,7 +98,8 @@ def test_every_round_that_the_coordinator_tells_of_has_a_bar() -> None:
 
 
 def test_nobody_there_is_not_an_error() -> None:
-    assert read_status(f"http://127.0.0.1:{free_port()}/status") is None
+    held = HeldPort()  # nobody listens, and nobody else may
+    assert read_status(f"http://127.0.0.1:{held.number}/status") is None
 
 
 @pytest.mark.parametrize("text", [b"<html>", b"[1]", b"", b'{"round": 1}'])

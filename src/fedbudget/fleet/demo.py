@@ -22,8 +22,8 @@ from fedbudget.fleet.device.statement import read_statement
 from fedbudget.fleet.transport.certificates import check_name, make_certificates
 from fedbudget.fleet.trial import (
     Child,
+    HeldPort,
     Terms,
-    free_port,
     listens,
     wait_until,
     write_site,
@@ -45,8 +45,9 @@ class TrialFleet:
     terms: Terms
     deadline: float = 30.0
     minimum: int | None = None  # of answers; none: of all devices
-    port: int = field(default_factory=free_port)
-    status_port: int = field(default_factory=free_port)
+    held_ports: tuple[HeldPort, HeldPort] = field(
+        default_factory=lambda: (HeldPort(), HeldPort())
+    )
 
     def __post_init__(self) -> None:
         self.certs = self.folder / "certs"
@@ -58,6 +59,16 @@ class TrialFleet:
         self.broker = self._broker()
         self.devices = [self._device(m) for m in range(self.data.num_devices)]
         self.server = self._server()
+
+    @property
+    def port(self) -> int:
+        """Of the broker."""
+        return self.held_ports[0].number
+
+    @property
+    def status_port(self) -> int:
+        """Of the coordinator's status."""
+        return self.held_ports[1].number
 
     def log_of(self, name: str) -> Path:
         """Return where a process writes what it has to say."""

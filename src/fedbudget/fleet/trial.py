@@ -4,8 +4,10 @@ The demonstration, the benchmarks and the tests use it. Every part is a process 
 own, as it would be on machines of their own.
 """
 
+import getpass
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,12 +30,39 @@ from fedbudget.errors import TrainingError
 from fedbudget.fleet.transport.certificates import identity_of
 from fedbudget.losses import Labels, Rows
 
+MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+class HeldPort:
+    """A port on loopback that stays ours, also while nobody listens on it.
+
+    It is bound here, but nobody listens here. On Linux a server that sets SO_REUSEADDR,
+    as they do, may then listen on it, and again after it was killed; the system gives
+    it to nobody else. Other systems let only one of us have it: there it is let go at
+    once, and another program may be faster.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", 0))
+        self.number = int(self._socket.getsockname()[1])
+        if sys.platform != "linux":
+            self.release()
+
+    def release(self) -> None:
+        """Let it go, for a server that does not share it even so."""
+        self._socket.close()
+
+    def __del__(self) -> None:
+        self.release()
+
 
 def free_port() -> int:
-    """Return a port on loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port on loopback that nobody listens on now; `HeldPort` is safer."""
+    port = HeldPort()
+    port.release()
+    return port.number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,3 +227,28 @@ def listens(port: int) -> bool:
     """Return whether somebody listens on a port of this machine."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def mosquitto(*, shipped: Path, certs: Path, folder: Path, port: int) -> Child:
+    """Return mosquitto, which must be installed, with the configuration we ship.
+
+    Args:
+        shipped: The folder `deploy/mosquitto` of a clone.
+        certs: What `fedbudget certs` has made.
+        folder: For its files.
+        port: To listen on, on loopback.
+    """
+    assert MOSQUITTO is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    text = (shipped / "fedbudget.conf").read_text()
+    for usual, ours in (
+        ("/etc/mosquitto/certs", certs.resolve()),
+        ("/etc/mosquitto/fedbudget.acl", shipped.resolve() / "fedbudget.acl"),
+        ("/var/lib/mosquitto/", f"{folder.resolve()}/"),
+        ("listener 8883", f"listener {port} 127.0.0.1"),
+    ):
+        text = text.replace(usual, str(ours))
+    # Started by root it would become a user who cannot read the trial's keys.
+    config = folder / "mosquitto.conf"
+    config.write_text(f"user {getpass.getuser()}\n{text}")
+    return Child(("-c", str(config)), folder / "broker.log", command=(MOSQUITTO,))

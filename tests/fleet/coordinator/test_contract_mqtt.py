@@ -59,8 +59,8 @@ class TestMqttDevices(DevicesContract):
     """The same contract that simulated devices fulfil."""
 
     @pytest.fixture
-    def make(self, any_broker: BrokerProcess, tmp_path: Path) -> Iterator[Make]:
+    def make(self, broker: BrokerProcess, tmp_path: Path) -> Iterator[Make]:
         def new(folder: Path) -> MqttFleet:
-            return MqttFleet(folder, any_broker.certs, port=any_broker.port)
+            return MqttFleet(folder, broker.certs, port=broker.port)
 
         yield from fleets(new, tmp_path)

@@ -5,16 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.fleet.flower_trial import FlowerTrial
 
 from fedbudget.data.dataset import only
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.coordinator.flower import settings_of
 from fedbudget.fleet.device.statement import read_statement
+from fedbudget.fleet.flower_trial import FlowerTrial
 from fedbudget.fleet.trial import Terms
 from fedbudget.record import read_rounds
 from tests.contract_devices import DATA
 
+APP = Path(__file__).parents[2] / "deploy" / "flower"
 # Enough for two rounds.
 TERMS = Terms(
     epsilon=50,
@@ -27,7 +28,7 @@ TERMS = Terms(
 
 def test_a_run_over_flower_is_planned_paid_and_released(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="flwr is not installed: docs/fleet.md says how")
-    trial = FlowerTrial(tmp_path, only(DATA, [0, 1, 2]), TERMS)
+    trial = FlowerTrial(tmp_path, only(DATA, [0, 1, 2]), TERMS, app=APP)
     with ExitStack() as stack:
         trial.start(stack)
         trial.wait(lambda status: None)

@@ -13,12 +13,12 @@ from fedbudget.fleet.coordinator.process import Settings, run_server
 from fedbudget.fleet.coordinator.roster import alike, plan_fleet, plan_for
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Broker
+from fedbudget.fleet.trial import HeldPort
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.ui.fleet import read_status, round_rows
 from tests.fleet.coordinator.test_devices import DECLARED, NAMES, SIGNER, Scripted
 from tests.fleet.examples import declaration
-from tests.ui.browsing import free_port
 
 MADE: list[Scripted] = []
 
@@ -86,14 +86,14 @@ def test_a_run_from_declarations_to_release(settings: Settings) -> None:
 
 
 def test_the_status_is_told_before_the_first_device_comes(settings: Settings) -> None:
-    port, told = free_port(), []
+    held, told = HeldPort(), []
 
     class Late(Connected):
         def start(self) -> "Connected":
-            told.append(read_status(f"http://127.0.0.1:{port}/status"))
+            told.append(read_status(f"http://127.0.0.1:{held.number}/status"))
             return self
 
-    run_server(replace(settings, status_port=port), channel=Late())
+    run_server(replace(settings, status_port=held.number), channel=Late())
     assert told == [{"name": "run", "devices": []}]
 
 

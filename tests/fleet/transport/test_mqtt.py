@@ -6,7 +6,7 @@ from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.transport.certificates import identity_of
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Broker, Connection
-from fedbudget.fleet.trial import free_port
+from fedbudget.fleet.trial import HeldPort
 from tests.fleet.brokers import BrokerProcess
 
 
@@ -29,11 +29,11 @@ def test_a_port_that_is_none_is_refused(host: str) -> None:
         Broker(host=host)
 
 
-def test_if_one_node_is_gone_the_next_is_taken(any_broker: BrokerProcess) -> None:
-    gone, there = free_port(), any_broker.port
+def test_if_one_node_is_gone_the_next_is_taken(embedded: BrokerProcess) -> None:
+    gone = HeldPort()
     where = Broker(
-        host=f"127.0.0.1:{gone},127.0.0.1:{there}",
-        identity=identity_of(any_broker.certs, "device-0"),
+        host=f"127.0.0.1:{gone.number},127.0.0.1:{embedded.port}",
+        identity=identity_of(embedded.certs, "device-0"),
     )
     with Connection(where, name="device-0", topics=()) as connection:
         assert connection.wait_connected(20)

@@ -51,7 +51,8 @@ def broker(
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = HOST,
     port: Annotated[
-        int, typer.Option(parser=parse_whole, help="Port to listen on.")
+        int,
+        typer.Option(parser=parse_whole, help="Port to listen on; 0 takes a free one."),
     ] = PORT,
 ) -> None:
     """Run an MQTT broker for a trial: mutual TLS, and rules for who says what.
@@ -65,7 +66,7 @@ def broker(
         identity_of(certs, "broker"),
         host=host,
         port=port,
-        on_ready=lambda: typer.echo(f"listening on {host}:{port}"),
+        on_ready=lambda taken: typer.echo(f"listening on {host}:{taken}"),
     )
 
 

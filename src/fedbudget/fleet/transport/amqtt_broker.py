@@ -12,12 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 from fedbudget.checks import whole
-from fedbudget.errors import MessageError, MissingExtraError, TrainingError
+from fedbudget.errors import MessageError, TrainingError, needed
 from fedbudget.fleet.transport.certificates import COORDINATOR, Identity
 from fedbudget.fleet.transport.channel import HOST, PORT
 from fedbudget.fleet.wire import topics
 
 _log = logging.getLogger(__name__)
+
+# As in pyproject.toml: the releases whose source was read, see amqtt_hooks.
+SUPPORTED_AMQTT = ">=0.12.1,<0.13"
 
 # What a device may write under its own name, and what it may read.
 _WRITES = ("declare", "status", "reply")
@@ -61,19 +64,25 @@ def run_broker(
     *,
     host: str = HOST,
     port: int = PORT,
-    on_ready: Callable[[], None] | None = None,
+    on_ready: Callable[[int], None] | None = None,
 ) -> None:
     """Serve until the process is told to stop (SIGINT or SIGTERM).
 
+    Args:
+        identity: The broker's certificate, and the authority of the fleet.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes any that is free.
+        on_ready: Called with the port, once it listens.
+
     Raises:
-        TrainingError: It cannot listen there.
+        TrainingError: It cannot listen there, or amqtt cannot be held to the rules.
     """
-    whole("port", port, most=65535)
+    whole("port", port, least=0, most=65535)
     asyncio.run(_serve(identity, f"{host}:{port}", on_ready))
 
 
 async def _serve(
-    identity: Identity, bind: str, on_ready: Callable[[], None] | None
+    identity: Identity, bind: str, on_ready: Callable[[int], None] | None
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -81,7 +90,7 @@ async def _serve(
     broker = _new_broker(identity, bind)
     await _start(broker, bind)
     if on_ready is not None:
-        on_ready()
+        on_ready(broker.port)
     await stop.wait()
     await broker.shutdown()
 
@@ -98,23 +107,25 @@ async def _start(broker: Any, bind: str) -> None:
 
 
 def _new_broker(identity: Identity, bind: str) -> Any:
+    with needed("the embedded broker", "amqtt", "fleet"):
+        import amqtt
     try:
         from fedbudget.fleet.transport import amqtt_rules
-    except ImportError:
-        raise MissingExtraError("the embedded broker", "amqtt", "fleet") from None
+    except ImportError as error:
+        raise TrainingError(
+            f"amqtt {amqtt.__version__} lacks what the embedded broker needs ({error}):"
+            f" pip install 'amqtt{SUPPORTED_AMQTT}', or run mosquitto "
+            "(deploy/mosquitto)"
+        ) from None
     logging.getLogger("amqtt").setLevel(logging.ERROR)
     logging.getLogger("transitions").setLevel(logging.ERROR)
-    listener = {
-        "type": "tcp",
-        "bind": bind,
-        "ssl": True,
-        "cafile": str(identity.ca),
-        "certfile": str(identity.certificate),
-        "keyfile": str(identity.key),
-    }
-    plugins: dict[str, dict[str, object]] = {
-        f"{amqtt_rules.__name__}.{name}": {} for name in amqtt_rules.PLUGINS
-    }
     return amqtt_rules.FleetBroker(
-        {"listeners": {"default": listener}, "plugins": plugins}
+        {
+            "type": "tcp",
+            "bind": bind,
+            "ssl": True,
+            "cafile": str(identity.ca),
+            "certfile": str(identity.certificate),
+            "keyfile": str(identity.key),
+        }
     )

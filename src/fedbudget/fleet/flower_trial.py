@@ -18,12 +18,12 @@ from fedbudget.errors import MissingExtraError, TrainingError
 from fedbudget.fleet.demo import TrialFleet
 from fedbudget.fleet.trial import Child, free_port, listens, wait_until, write_site
 
-APP = Path(__file__).parents[2] / "deploy" / "flower"
-
 
 @dataclass
 class FlowerTrial(TrialFleet):
     """The processes of a fleet over Flower."""
+
+    app: Path = Path("deploy/flower")  # of a clone
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,6 +37,7 @@ class FlowerTrial(TrialFleet):
         (home / "config.toml").write_text(
             f"[superlink.trial]\n{address}\ninsecure = true\n"
         )
+        self.held_ports[0].release()  # a SuperLink may not share it
         stack.callback(self.broker.start().stop)
         for device, name in zip(self.devices, self.names, strict=True):
             stack.callback(device.start().stop)
@@ -101,7 +102,7 @@ class FlowerTrial(TrialFleet):
         ]
         return self._flower(
             "run",
-            *("flwr", "run", str(APP), "trial", "--stream"),
+            *("flwr", "run", str(self.app.resolve()), "trial", "--stream"),
             *("--run-config", " ".join(words)),
         )
 
