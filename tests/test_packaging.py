@@ -21,17 +21,8 @@ FLEET = "plan --samples 1628x16 --dim 102 --loss logistic --epsilon 4 --cost 100
 ABSENT = (
     *("dp_accounting", "matplotlib", "numba", "pyarrow", "sklearn", "scipy"),
     *("threadpoolctl", "tomlkit", "joblib", "ray", "distributed", "dask", "amqtt"),
-    *(
-        "onnx",
-        "mlflow",
-        "tensorboard",
-        "wandb",
-        "flwr",
-        "altair",
-        "streamlit",
-        "pandas",
-    ),
-    *("polars", "datasets", "hypothesis"),
+    *("onnx", "mlflow", "tensorboard", "wandb", "flwr", "altair", "streamlit"),
+    *("pandas", "polars", "datasets", "hypothesis"),
 )
 BASE_ONLY = f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r})); {COMMAND}"
 
