@@ -228,7 +228,6 @@ def test_errors_name_the_key_and_the_line(
         ("# learning_rate = 4.0", "learning_rate = 900.0", "plan.learning_rate"),
         ('# loss = "logistic"', 'loss = "huber"', "plan.loss"),
         ("seed = 0", "participation = 2", "train.participation"),
-        ("seed = 0", "tail_average = -1", "train.tail_average"),
     ],
 )
 def test_errors_of_the_library_know_their_key(

@@ -15,7 +15,7 @@ import fedbudget
 from fedbudget.cli import output
 from fedbudget.cli.app import app
 from fedbudget.fleet.coordinator.process import Settings
-from fedbudget.fleet.transport.mqtt import Broker
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.planning import PLANNERS
 from fedbudget.planning.weights import WEIGHTS
 from fedbudget.privacy import ACCOUNTANTS
@@ -105,7 +105,7 @@ def test_what_is_no_number_is_shown(
 
 def test_a_coordinators_defaults_are_those_of_its_settings() -> None:
     settings = {item.name: item.default for item in dataclasses.fields(Settings)}
-    settings |= {item.name: item.default for item in dataclasses.fields(Broker)}
+    settings |= {item.name: item.default for item in dataclasses.fields(BrokerAddress)}
     shown = {option.name: option.default for option in COMMANDS["server"].params}
     both = (set(settings) & set(shown)) - {"out"}
     assert {"port", "wait", "deadline", "minimum", "precision", "planner"} <= both

@@ -17,8 +17,9 @@ from fedbudget.checks import Array
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.rounds import farthest
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.channel import Message
-from fedbudget.fleet.transport.mqtt import Broker, Connection
+from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder, RunOffer
@@ -66,7 +67,7 @@ class Scripted(Connection):
     """A connection to devices that do what a test says."""
 
     def __init__(self, scripts: dict[str, Script] | None = None) -> None:
-        super().__init__(Broker(), name="coordinator", topics=())
+        super().__init__(BrokerAddress(), name="coordinator", topics=())
         self.scripts = scripts or {}
         self.orders: list[bytes] = []
         self.offers: list[str] = []
@@ -119,7 +120,7 @@ class Site:
             checkpoints=self.checkpoints,
             **(usual | settings),
         )
-        devices.check(plan)
+        devices.begin(plan)
         return devices, connection
 
     def stop(self) -> None:
@@ -409,7 +410,7 @@ def test_no_wall_clock_decides_anything(
 def test_another_plan_or_a_second_coordinator_is_refused(site: Site) -> None:
     devices, _ = site.start()
     with pytest.raises(fb.RecordError, match="another plan"):
-        devices.check(replace(PLAN, tau=PLAN.tau + 1))
+        devices.begin(replace(PLAN, tau=PLAN.tau + 1))
     with pytest.raises(fb.RecordError, match="another coordinator is using it"):
         Checkpoints(site.path / "coordinator.sqlite")
 
@@ -508,7 +509,7 @@ def test_owners_who_had_all_refused_may_think_again(site: Site, round: int) -> N
         fb.train(PLAN, devices, record=folder)
     devices, _ = site.start(minimum=2)
     run = fb.train(PLAN, devices, record=folder)
-    assert [row["answered"] for row in run.rounds] == [4] * PLAN.rounds
+    assert [done.answered for done in run.rounds] == [4] * PLAN.rounds
 
 
 def test_too_many_refusals_for_the_minimum_are_not_for_good(site: Site) -> None:

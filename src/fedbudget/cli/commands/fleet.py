@@ -25,7 +25,7 @@ from fedbudget.cli.options import (
 )
 from fedbudget.cli.output import print_json, progress
 from fedbudget.data.partitions import SEED
-from fedbudget.fleet.transport.channel import HOST, PORT
+from fedbudget.fleet.transport.address import HOST, TLS_PORT
 
 if TYPE_CHECKING:
     from fedbudget.fleet.demo import TrialFleet
@@ -53,7 +53,7 @@ def broker(
     port: Annotated[
         int,
         typer.Option(parser=parse_whole, help="Port to listen on; 0 takes a free one."),
-    ] = PORT,
+    ] = TLS_PORT,
 ) -> None:
     """Run an MQTT broker for a trial: mutual TLS, and rules for who says what.
 

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +75,7 @@ from fedbudget.errors import NotPrivateWarning
 from fedbudget.planning import Plan
 from fedbudget.planning.settings import ACCOUNTANT, PLANNER, SAMPLING, TARGET, WEIGHTING
 from fedbudget.privacy import rounded_up
-from fedbudget.record import largest, to_row
+from fedbudget.record import Round, largest, to_row
 from fedbudget.simulation.dissimilarity import charge_query, plan_with_query
 from fedbudget.trackers import Tracker, tracker
 from fedbudget.training import Run
@@ -97,14 +97,6 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = 1.0,
-    tail_average: Annotated[
-        float,
-        typer.Option(
-            parser=parse_number,
-            help="Share of the last rounds whose models are averaged for release.",
-            rich_help_panel=RUN,
-        ),
-    ] = 0.0,
     personal: Annotated[
         bool,
         typer.Option(
@@ -241,7 +233,6 @@ def train(
             plan,
             devices,
             record=record,
-            tail_average=tail_average,
             personal=personal,
             on_round=on_round,
         )
@@ -296,7 +287,7 @@ def _measured(run: Run, out: str | None, seconds: float) -> dict[str, Any]:
 @contextmanager
 def _progress(
     dataset: Dataset, plan: Plan, *, out: str | None, track: Sequence[str]
-) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+) -> Iterator[Callable[[Round], None]]:
     """Show the rounds on a bar and log them; say how a stopped run goes on."""
     what = "training on SYNTHETIC data" if dataset.synthetic else "training"
     with (
@@ -310,28 +301,26 @@ def _progress(
             stack.enter_context(tracker(where, plan, device_names=names))
             for where in track
         ]
-        yield lambda row: _tell(row, bar, plan.rounds, trackers)
+        yield lambda latest: _tell(latest, bar, plan.rounds, trackers)
 
 
-def _tell(
-    row: Mapping[str, Any], bar: Bar, rounds: int, trackers: Sequence[Tracker]
-) -> None:
+def _tell(latest: Round, bar: Bar, rounds: int, trackers: Sequence[Tracker]) -> None:
     """Show a round, and log it wherever the user asked for."""
-    show_round(bar, row, rounds=rounds)
+    show_round(bar, latest, rounds=rounds)
     for log in trackers:
-        log(row)
+        log(latest)
 
 
-def show_round(bar: Bar, row: Mapping[str, Any], *, rounds: int) -> None:
+def show_round(bar: Bar, latest: Round, *, rounds: int) -> None:
     """Show what a round has brought and cost so far."""
-    measured = row["not_private"]
+    measured = latest.measured
     name = "test_accuracy" if "test_accuracy" in measured else "train_loss"
-    epsilon, cost = largest(row["epsilon"]), largest(row["cost"])
+    epsilon, cost = largest(latest.epsilon), largest(latest.cost)
     bar.show(
-        f"round {row['round']}/{rounds}  {name.split('_')[1]} {measured[name]:.3f} "
+        f"round {latest.number}/{rounds}  {name.split('_')[1]} {measured[name]:.3f} "
         f"(not private)  epsilon {'none' if epsilon is None else rounded_up(epsilon)}  "
         f"cost {cost:.4g}",
-        done=row["round"],
+        done=latest.number,
     )
 
 

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 from fedbudget.budget import Budget
 from fedbudget.checks import choice, whole, within
 from fedbudget.errors import InvalidInputError, MessageError
-from fedbudget.fleet.transport.channel import PORT
+from fedbudget.fleet.transport.address import TLS_PORT, BrokerAddress
+from fedbudget.fleet.transport.certificates import Identity
 from fedbudget.fleet.wire.messages import MOST_DECLARED, MOST_DELTA, identity, text
 from fedbudget.fleet.wire.signing import read_public_key
 from fedbudget.losses import LOSSES
@@ -171,17 +172,6 @@ class OrderPolicy:
         return any(fnmatchcase(name, pattern) for pattern in self.runs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BrokerPolicy:
-    """Where the broker is, and by which files it and the device know each other."""
-
-    host: str
-    port: int
-    ca: Path | None  # none: no TLS, which is for a test on one machine only
-    certificate: Path | None
-    key: Path | None
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Policy:
     """All that an owner decides."""
@@ -193,7 +183,7 @@ class Policy:
     public: PublicPolicy
     orders: OrderPolicy
     ledger: Path
-    broker: BrokerPolicy | None  # none: orders come over the socket
+    broker: BrokerAddress | None  # none: orders come over the socket
     socket: Path | None  # where programs on this machine bring orders
 
 
@@ -321,18 +311,21 @@ def _socket(section: Section, folder: Path) -> Path:
     return found
 
 
-def _broker(section: Section, folder: Path) -> BrokerPolicy:
+def _broker(section: Section, folder: Path) -> BrokerAddress:
     names = ("ca", "certificate", "key")
     files = {
-        name: section.path(name, folder) if name in section.plain else None
-        for name in names
+        name: section.path(name, folder) for name in names if name in section.plain
     }
-    if len({file is None for file in files.values()}) > 1:
-        lacking = next(name for name in names if files[name] is None)
-        section.refuse(lacking, "is missing: TLS needs ca, certificate and key")
+    if files and (lacking := [name for name in names if name not in files]):
+        section.refuse(lacking[0], "is missing: TLS needs ca, certificate and key")
+    identity = Identity(**files) if files else None
     host = section.get("host", kinds=(str,))
-    if files["ca"] is None and host not in ("localhost", "127.0.0.1", "::1"):
-        section.refuse("ca", "is missing: only a broker on this machine goes without")
-    port = section.whole("port", default=PORT, most=65535)
+    port = section.whole("port", default=TLS_PORT, most=65535)
     section.finish()
-    return BrokerPolicy(host=host, port=port, **files)
+    try:
+        address = BrokerAddress(host=host, port=port, identity=identity)
+    except InvalidInputError as error:
+        section.refuse("host", f"is wrong: {error}")
+    if identity is None and not address.is_local:
+        section.refuse("ca", "is missing: only a broker on this machine goes without")
+    return address

@@ -7,8 +7,6 @@ and one guard serve them all.
 from dataclasses import dataclass
 from typing import Protocol
 
-HOST, PORT = "127.0.0.1", 8883  # of a broker, where nobody names others
-
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
