@@ -19,7 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbudget.budget import Budget, Prices
+from fedbudget.budget import (
+    COMMUNICATION_PRICE,
+    COMPUTATION_PRICE,
+    DELTA,
+    Budget,
+    Prices,
+)
 from fedbudget.errors import TrainingError
 from fedbudget.fleet.transport.certificates import identity_of
 from fedbudget.losses import Labels, Rows
@@ -64,10 +70,10 @@ class Terms:
     """What the owner of a device on trial decides."""
 
     epsilon: float
-    delta: float = 1e-4
+    delta: float = DELTA
     cost: float
-    communication: float
-    computation: float
+    communication: float = COMMUNICATION_PRICE
+    computation: float = COMPUTATION_PRICE
     least_noise_multiplier: float = 1.0
     loss: str = "logistic"
 
