@@ -184,7 +184,7 @@ def replanned(data: fb.Dataset, loss: str, epsilon: float, seed: int) -> float:
     going_on.lost, going_on.after = lost, after
     plain = fb.train(plan, going_on)
     devices = fb.SimulatedDevices(data, seed=seed, budget=budget, prices=PRICES)
-    first = fb.train(plan, devices, stop=lambda row: row["round"] >= after)
+    first = fb.train(plan, devices, stop=lambda latest: latest.number >= after)
     rest = fb.replan(first, problem, budget, PRICES, gone=lost)
     again = fb.train(rest, devices, after=first)
     return gain([run.measured["test_accuracy"] for run in (again, plain)])

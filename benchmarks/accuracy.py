@@ -1,21 +1,19 @@
 """What the budgets buy in accuracy: `python benchmarks/accuracy.py [--quick]`.
 
-Prints three Markdown tables, in points of accuracy: means over devices' own test rows.
+Prints two Markdown tables, in points of accuracy: means over devices' own test rows.
 
     distance   of the released model from centralised training without privacy, over
                splits of the four cases, cost 1000
     regret     of the joint plan against the best of a grid over tau, rounds, learning
                rate, momentum, weights and drift control, chosen on private validation
                rows, on data sets for which no constant of the planner was fitted
-    tails      what averaging the models of the last rounds would add to a planned run
 
 `--only regret` prints one of them. No private number goes back into a plan.
 """
 
 import argparse
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -138,33 +136,6 @@ def distances(splits: int) -> Iterator[str]:
         yield from near
 
 
-def tails(splits: int) -> Iterator[str]:
-    """Yield a line per case and price of a round: the gain of averaging over a tail."""
-    yield from header(
-        ["case", "price of a round", "epsilon", "tau x rounds", "last 1/4", "last 1/2"]
-    )
-    for case, communication in itertools.product(CASES[:3], (100, 5)):
-        prices = replace(PRICES, communication=communication)
-        for epsilon in (1, 10):
-            found = []
-            for seed in range(splits):
-                data = case.load(seed)
-                plan = planned(data, case.loss, epsilon, 1000, prices)
-                found.append(
-                    [tail_accuracy(data, plan, seed, t) for t in (0, 0.25, 0.5)]
-                )
-            gain = 100 * (np.array(found)[:, 1:] - np.array(found)[:, :1])
-            mean, error = gain.mean(0), standard_error(gain)
-            cells = [f"{m:+.2f} +- {e:.2f}" for m, e in zip(mean, error, strict=True)]
-            shape = f"{plan.tau} x {plan.rounds}"
-            yield row([case.name, communication, epsilon, shape, *cells])
-
-
-def tail_accuracy(data: fb.Dataset, plan: fb.Plan, seed: int, tail: float) -> float:
-    devices = fb.SimulatedDevices(data, seed=seed)
-    return fb.train(plan, devices, tail_average=tail).measured["test_accuracy"]
-
-
 def planned(
     data: fb.Dataset,
     loss: str,
@@ -179,7 +150,7 @@ def planned(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="2 splits")
-    parser.add_argument("--only", choices=["distance", "regret", "tails"])
+    parser.add_argument("--only", choices=["distance", "regret"])
     parser.add_argument("--splits", type=int, help="20, and 10 for the regret")
     add_option(parser)
     asked = parser.parse_args()
@@ -187,7 +158,6 @@ def main() -> None:
     made = {
         "distance": lambda: distances(splits or 20),
         "regret": lambda: regret_table(UNSEEN, planned, splits or 10),
-        "tails": lambda: tails(splits or 20),
     }
     for name, make in made.items():
         if asked.only in (None, name):

@@ -9,6 +9,7 @@ from fedbudget.data import Dataset
 from fedbudget.data.dataset import split_rows
 from fedbudget.planning import Plan
 from fedbudget.privacy import accountant_named
+from fedbudget.record import Round
 
 
 def honest(plan: Plan, **values: Any) -> Plan:
@@ -18,6 +19,22 @@ def honest(plan: Plan, **values: Any) -> Plan:
         plan.gradients, delta=plan.delta, prior_mu=plan.prior_mu
     )
     return replace(plan, epsilon=np.maximum(plan.epsilon, spent))
+
+
+def round_of(number: int = 1, **values: Any) -> Round:
+    """Return a round of two devices, with some of its values changed."""
+    usual: dict[str, Any] = {
+        "steps": 10 * number,
+        "answered": 2,
+        "epsilon": np.array([0.5, 1.0]) * number,
+        "cost": np.array([110.0, 90.0]) * number,
+    }
+    return Round(number=number, **(usual | values))
+
+
+def plain(rounds: list[Round]) -> list[dict[str, Any]]:
+    """Return rounds as values that can be compared."""
+    return [done.to_dict() for done in rounds]
 
 
 def small_data(

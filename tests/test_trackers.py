@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedbudget as fb
@@ -14,6 +15,7 @@ from fedbudget.errors import InvalidInputError, MissingExtraError, TrackingError
 from fedbudget.trackers import facts, scalars, tracker
 from tests.cli.examples import BUDGET, sensors
 from tests.cli.running import assert_one_line, run, run_python
+from tests.examples import round_of
 
 PROBLEM = fb.Problem(num_samples=[200, 300], dim=3)
 PLAN = fb.plan(
@@ -22,15 +24,14 @@ PLAN = fb.plan(
 NAMES = ("north", "south/1")
 
 
-def row(number: int, **changes: Any) -> dict[str, Any]:
-    spent = {"epsilon": [0.5 * number, None], "cost": [110.0 * number, 90.0 * number]}
+def logged(number: int) -> fb.Round:
     measured = {"test_accuracy": 0.5 + number / 10, "train_loss": 0.7}
-    held = {"round": number, "steps": 10 * number, "answered": 2}
-    return held | spent | {"not_private": measured} | changes
+    epsilon = np.array([0.5 * number, np.inf])
+    return round_of(number, epsilon=epsilon, measured=measured)
 
 
 def test_names_say_what_is_not_private_and_whose_a_number_is() -> None:
-    assert scalars(row(2), NAMES) == {
+    assert scalars(logged(2), NAMES) == {
         "not_private/test_accuracy": 0.7,
         "not_private/train_loss": 0.7,
         "steps": 20.0,
@@ -40,8 +41,8 @@ def test_names_say_what_is_not_private_and_whose_a_number_is() -> None:
         "cost/south/1": 180.0,
         "cost/max": 220.0,
     }
-    ends = {"min": 1.0, "median": 2.0, "max": None}
-    many = scalars(row(1, epsilon=ends), NAMES)
+    epsilon = np.append(np.ones(100), np.inf)
+    many = scalars(round_of(epsilon=epsilon), NAMES)
     assert {k for k in many if k.startswith("epsilon")} == {
         "epsilon/min",
         "epsilon/median",
@@ -54,7 +55,7 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
 
     with tracker(f"tensorboard:{tmp_path}/tb", PLAN, device_names=NAMES) as log:
         for number in (1, 2, 3):
-            log(row(number))
+            log(logged(number))
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
     curve = events.Scalars("not_private/test_accuracy")
     assert [point.step for point in curve] == [1, 2, 3]
@@ -80,7 +81,7 @@ def test_mlflow_reads_back_what_was_logged(store: str) -> None:
 
     with tracker(f"mlflow:{store}", PLAN, device_names=NAMES) as log:
         for number in (1, 2):
-            log(row(number))
+            log(logged(number))
     with pytest.raises(KeyError):  # a second run, of the same experiment, that fails
         with tracker(f"mlflow:{store}", PLAN, device_names=NAMES):
             raise KeyError
@@ -102,7 +103,7 @@ def test_wandb_keeps_a_run_offline(
         "import sys; sys.path.insert(0, '.')\n"
         "from tests.test_trackers import NAMES, PLAN, row, tracker\n"
         "with tracker('wandb:demo', PLAN, device_names=NAMES) as log:\n"
-        "    log(row(1)); log(row(2))\n"
+        "    log(logged(1)); log(logged(2))\n"
     )
     result = run_python(
         code,

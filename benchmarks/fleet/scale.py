@@ -192,7 +192,7 @@ def run_rounds(
         minimum=count,
         roster=roster,
     )
-    devices.check(plan)
+    devices.begin(plan)
     answers, theta = [], np.zeros(DIM)
     for number in range(1, ROUNDS + 1):
         replies = devices.run_round(Order(number=number, theta=theta, plan=plan))

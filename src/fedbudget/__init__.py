@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from fedbudget.planning import Frontier, Plan, frontier, plan
     from fedbudget.privacy import NoisyGradients, PrivacyStatement
     from fedbudget.problem import Constant, Problem
-    from fedbudget.record import Record
+    from fedbudget.record import Record, Round
     from fedbudget.replanning import replan, train_replanning
     from fedbudget.reporting.run_report import report
     from fedbudget.simulation.devices import SimulatedDevices
@@ -77,7 +77,7 @@ _HOME = {
     "planning": "Frontier Plan frontier plan",
     "privacy": "NoisyGradients PrivacyStatement",
     "problem": "Constant Problem",
-    "record": "Record",
+    "record": "Record Round",
     "replanning": "replan train_replanning",
     "reporting.run_report": "report",
     "trackers": "tracker",
@@ -114,6 +114,7 @@ __all__ = [
     "Problem",
     "Record",
     "RecordError",
+    "Round",
     "Run",
     "Schema",
     "SimulatedDevices",

@@ -23,7 +23,7 @@ from fedbudget.planning.plans import NOT_PRIVATE
 from fedbudget.planning.spectral import Schedule, Spectrum, respond
 from fedbudget.privacy import GDP
 from fedbudget.problem import Constant, Problem
-from fedbudget.record import from_row
+from fedbudget.record import Round
 from fedbudget.training import Devices, Run, train
 
 # A model is never so good that nothing is left to learn: the least share of the gap.
@@ -142,8 +142,8 @@ class _Watch:
         self.silence: dict[int, int] = {}
         self.lost: set[int] = set()
 
-    def __call__(self, row: dict[str, Any]) -> bool:
-        now = set(row["silent"]) - self.gone
+    def __call__(self, latest: Round) -> bool:
+        now = set(latest.silent) - self.gone
         self.silence = {m: self.silence.get(m, 0) + 1 for m in now}
         self.lost = {m for m, count in self.silence.items() if count >= self.patience}
         return bool(self.lost)
@@ -153,28 +153,15 @@ def _spent(run: Run, num_devices: int) -> tuple[Array, Array]:
     """Return what each device has spent, as mu and as cost; exact or too high."""
     if not run.rounds:
         return run.plan.prior_mu, np.zeros(num_devices)
-    row = run.rounds[-1]
-    epsilon, cost = (
-        _upper(row[name], num_devices) if exact is None else exact
-        for name, exact in (("epsilon", run.spent_epsilon), ("cost", run.spent_cost))
-    )
+    epsilon, cost = run.rounds[-1].epsilon, run.rounds[-1].cost
     if not np.isfinite(epsilon).all():
         raise InvalidInputError(
             "the run was without privacy: there is no budget left to plan with"
         )
     # The largest mu that an epsilon allows: never less than what was spent.
-    # A row's epsilons are at its plan's delta.
+    # A round's epsilons are at its plan's delta.
     mu = GDP.mu_from_epsilon(np.maximum(epsilon, 1e-12), run.plan.delta) * (1 + 1e-9)
     return np.maximum(mu, run.plan.prior_mu), cost
-
-
-def _upper(values: Any, num_devices: int) -> Array:
-    """Return one value per device from a row; of a range, the most for all.
-
-    Rows are all that is known of a run that was read from its folder.
-    """
-    kept = from_row(values)
-    return kept if len(kept) == num_devices else np.full(num_devices, kept.max())
 
 
 def _who_can_pay(before: Plan, prices: Prices, left: Array) -> NDArray[np.bool_]:

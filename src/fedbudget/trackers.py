@@ -10,14 +10,14 @@ tracker shows them to whoever may look at it.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from fedbudget.errors import InvalidInputError, TrackingError, needed
 from fedbudget.planning import Plan
-from fedbudget.record import largest
+from fedbudget.record import Round, largest, to_row
 
 SPELLINGS = "tensorboard:FOLDER, mlflow, mlflow:URI, wandb or wandb:PROJECT"
 _PROJECT = "fedbudget"
@@ -29,9 +29,9 @@ _FACTS = (
 
 
 class Tracker(Protocol):
-    """Takes every row of a run, as `train(on_round=...)` hands them out."""
+    """Takes every round of a run, as `train(on_round=...)` hands them out."""
 
-    def __call__(self, row: Mapping[str, Any]) -> None:
+    def __call__(self, latest: Round) -> None:
         """Log one round."""
         ...
 
@@ -74,24 +74,25 @@ def tracker(
     raise InvalidInputError(f"tracker {where!r} is not known: write {SPELLINGS}")
 
 
-def scalars(row: Mapping[str, Any], device_names: Sequence[str]) -> dict[str, float]:
-    """Return the numbers of a row, each under its own name; unbounded ones left out.
+def scalars(latest: Round, device_names: Sequence[str]) -> dict[str, float]:
+    """Return the numbers of a round, each under its own name; unbounded ones left out.
 
-    >>> row = {"round": 1, "steps": 9, "answered": 1, "epsilon": [0.5], "cost": [9.0],
-    ...        "not_private": {"test_accuracy": 0.8}}
-    >>> scalars(row, ["s1"])["epsilon/s1"]
+    Of more than 100 devices, the least, the median and the most that they spent.
+
+    >>> import numpy as np
+    >>> spent = {"epsilon": np.array([0.5]), "cost": np.array([9.0])}
+    >>> scalars(Round(number=1, steps=9, answered=1, **spent), ["s1"])["epsilon/s1"]
     0.5
     """
-    found = {f"not_private/{k}": float(v) for k, v in row["not_private"].items()}
-    for name in ("steps", "answered"):
-        found[name] = float(row[name])
-    for name in ("epsilon", "cost"):
-        held = row[name]
-        if not isinstance(held, Mapping):
+    numbers = {f"not_private/{k}": float(v) for k, v in latest.measured.items()}
+    numbers |= {"steps": float(latest.steps), "answered": float(latest.answered)}
+    for name, spent in (("epsilon", latest.epsilon), ("cost", latest.cost)):
+        held = to_row(spent)
+        if not isinstance(held, dict):
             each = dict(zip(device_names, held, strict=True))
-            held = each | {"max": largest(held)}
-        found |= {f"{name}/{k}": float(v) for k, v in held.items() if v is not None}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+            held = each | {"max": largest(spent)}
+        numbers |= {f"{name}/{k}": float(v) for k, v in held.items() if v is not None}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def facts(plan: Plan) -> dict[str, Any]:
@@ -118,16 +119,16 @@ class TensorBoard:
             self._add(_text_summary("plan", text), step=0)
         return self
 
-    def __call__(self, row: Mapping[str, Any]) -> None:
+    def __call__(self, latest: Round) -> None:
         """Write a round's numbers."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         with _named("tensorboard"):
             values = [
                 Summary.Value(tag=name, simple_value=value)
-                for name, value in scalars(row, self._names).items()
+                for name, value in scalars(latest, self._names).items()
             ]
-            self._add(Summary(value=values), step=row["round"])
+            self._add(Summary(value=values), step=latest.number)
             self._writer.flush()
 
     def _add(self, summary: Any, *, step: int) -> None:
@@ -173,13 +174,13 @@ class MLflow:
                 self._client.log_param(self._run, name, value)
         return self
 
-    def __call__(self, row: Mapping[str, Any]) -> None:
+    def __call__(self, latest: Round) -> None:
         """Log a round's numbers."""
         with _named("mlflow"):
             now = int(1000 * time.time())  # milliseconds
             metrics = [
-                self._mlflow.entities.Metric(_plain(name), value, now, row["round"])
-                for name, value in scalars(row, self._names).items()
+                self._mlflow.entities.Metric(_plain(name), value, now, latest.number)
+                for name, value in scalars(latest, self._names).items()
             ]
             self._client.log_batch(self._run, metrics=metrics)
 
@@ -210,10 +211,10 @@ class WandB:
             )
         return self
 
-    def __call__(self, row: Mapping[str, Any]) -> None:
+    def __call__(self, latest: Round) -> None:
         """Log a round's numbers."""
         with _named("wandb"):
-            self._run.log(scalars(row, self._names), step=row["round"])
+            self._run.log(scalars(latest, self._names), step=latest.number)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with _named("wandb"):

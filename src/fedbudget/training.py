@@ -2,8 +2,8 @@
 
 The four algorithms of the paper are settings of this one loop: a plan with tau = 1 is
 DP-SGD, any other DP-PASGD; without noise (`Plan.without_privacy`) they are distributed
-SGD and PASGD. What the server does with the averages (momentum, averaging the last
-rounds) is post-processing of what devices released, and costs no privacy.
+SGD and PASGD. The server's momentum is post-processing of what devices released, and
+costs no privacy.
 """
 
 import os
@@ -14,13 +14,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from fedbudget.algorithm import Server, State
-from fedbudget.checks import Array, number
+from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError, TrainingError
 from fedbudget.ledger import Bools
 from fedbudget.planning import Plan
 from fedbudget.planning.advice import advice_of
 from fedbudget.planning.plans import NOT_PRIVATE
-from fedbudget.record import Record, to_row
+from fedbudget.record import Record, Round
 
 # A model longer than this is of no use to anyone: the planner's steps, 10,000 of the
 # largest stable ones, do not get a tenth as far. A score is off by as much.
@@ -66,38 +66,42 @@ class Devices(Protocol):
         """M."""
         ...
 
-    def check(self, plan: Plan) -> None:
-        """Raise unless the devices can carry out the plan."""
-        ...
+    def begin(self, plan: Plan) -> None:
+        """Start a run of this plan, or take up again the one that was interrupted.
 
-    def run_round(self, order: Order) -> Replies:
-        """Carry out one round."""
-        ...
+        What was spent before any run, by the plan, is counted. A fleet's coordinator
+        stores the run and offers it to its devices.
 
-    def catch_up(self, order: Order) -> None:
-        """Account for the rounds before this order, which an interrupted run did."""
-        ...
-
-    def measure(self, theta: Array) -> dict[str, float]:
-        """Return losses and accuracies for the reader of a simulation.
-
-        They are read off private rows: a real fleet returns nothing.
+        Raises:
+            InvalidInputError: The plan does not fit the devices. Nothing has begun.
+            RecordError: The interrupted run is of another plan, or of other devices.
         """
         ...
 
-
-@runtime_checkable
-class MeasuresPersonal(Protocol):
-    """Devices that tell what adapting a model to their own rows would bring."""
-
-    def measure_personal(self, theta: Array) -> dict[str, float]:
-        """Return losses and accuracies for the reader of a simulation; not private."""
+    def run_round(self, order: Order) -> Replies:
+        """Carry out one round of the run that has begun."""
         ...
 
 
 @runtime_checkable
-class KnowsItself(Protocol):
-    """Devices that say what a run on them depends on, and how far they have come."""
+class Measures(Protocol):
+    """Devices whose rows the reader of a simulation sees; nothing here is private."""
+
+    def measure(self, theta: Array) -> dict[str, float]:
+        """Return losses and accuracies of a model."""
+        ...
+
+    def measure_personal(self, theta: Array) -> dict[str, float]:
+        """Return those of the models that devices adapt to their own rows."""
+        ...
+
+
+@runtime_checkable
+class KeptInMemory(Protocol):
+    """Devices that end with their process: the record must tell what they did.
+
+    Real devices keep ledgers of their own, and a fleet's coordinator its file.
+    """
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -109,24 +113,27 @@ class KnowsItself(Protocol):
         """Local steps of the longest run so far, with those that it went on from."""
         ...
 
+    def catch_up(self, order: Order) -> None:
+        """Charge the rounds before this order, which an interrupted run has done.
+
+        Rounds that these very devices have done are charged already.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """What a run released, and what it cost."""
 
     theta: Array  # the released model
-    rounds: list[dict[str, Any]]  # one row per round
+    rounds: list[Round]
     plan: Plan
     steps: int = 0  # local steps so far, with those of the runs before
-    # Spent so far by each device, as `Replies` tells; None: only the rows are known,
-    # which above 100 devices hold no more than a range.
-    spent_epsilon: Array | None = None
-    spent_cost: Array | None = None
 
     @property
     def measured(self) -> dict[str, float]:
         """Losses and accuracies of the released model; not private."""
-        return dict(self.rounds[-1]["not_private"])
+        return dict(self.rounds[-1].measured)
 
     @property
     def advice(self) -> str:
@@ -134,8 +141,8 @@ class Run:
 
         What a run measured with `personal=True` speaks; it is not private.
         """
-        found = advice_of(self.measured)
-        return self.plan.advice if found is None else found
+        measured = advice_of(self.measured)
+        return self.plan.advice if measured is None else measured
 
 
 def train(
@@ -143,11 +150,10 @@ def train(
     devices: Devices,
     *,
     record: Record | str | os.PathLike[str] | None = None,
-    tail_average: float = 0.0,
     personal: bool = False,
     after: Run | None = None,
-    stop: Callable[[dict[str, Any]], bool] | None = None,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    stop: Callable[[Round], bool] | None = None,
+    on_round: Callable[[Round], None] | None = None,
 ) -> Run:
     """Run a plan to its end and return what it released.
 
@@ -156,72 +162,79 @@ def train(
         devices: Who does it: simulated, or a fleet.
         record: A folder (or `Record`) for the plan, the rounds and the model. An
             interrupted run that is started again with the same folder goes on where it
-            stopped, and ends with the same numbers; with other devices, another seed
-            or another tail_average it is refused.
-        tail_average: Share of the last rounds whose models are averaged for release;
-            0 releases the last model.
+            stopped, and ends with the same numbers; with other devices or another seed
+            it is refused.
         personal: Whether every device is to adapt the released model to its own rows
             at the end. It keeps the result: no message, no charge. What that brings is
             measured beside the global model; simulated devices only, and not private.
         after: A run to go on from, with its model and on the same devices: their
             budgets are for both, and devices that did not take its steps are refused.
             See `replan`.
-        stop: Called with every new row; the run ends early once it says so.
-        on_round: Called with every new row, to show progress.
+        stop: Called with every new round; the run ends early once it says so.
+        on_round: Called with every new round, to show progress.
 
     Raises:
         InvalidInputError: The plan does not fit the devices.
         TrainingError: No device answered, or the model is no longer of any use; the
             record keeps the rounds so far.
     """
-    tail_average = number("tail_average", tail_average, least=0, most=1)
     if devices.num_devices != plan.num_devices:
         raise InvalidInputError(
             f"the plan is for {plan.num_devices} devices, but there are "
             f"{devices.num_devices}: plan again for these"
         )
-    devices.check(plan)
-    if personal and not isinstance(devices, MeasuresPersonal):
+    if personal and not isinstance(devices, Measures):
         raise InvalidInputError(
             "personal=True measures personal models, and these devices keep theirs to "
             "themselves: leave it out, or simulate the devices"
         )
     before = _steps_before(after, devices)
+    devices.begin(plan)
+    folder = record if record is None or isinstance(record, Record) else Record(record)
+    server, rounds = _started(plan, devices, folder, after, before)
+    while server.rounds_done < plan.rounds:
+        replies = _one_round(plan, devices, server, before)
+        last = server.rounds_done == plan.rounds
+        measured = _measured(devices, server.theta, personal=personal and last)
+        latest = _round(plan, server.rounds_done, replies, measured)
+        rounds.append(latest)
+        if folder is not None:
+            folder.add_round(latest, server.to_arrays())
+        if on_round is not None:
+            on_round(latest)
+        if stop is not None and stop(latest):
+            break
+    if folder is not None:
+        folder.finish(server.theta, rounds[-1])
+    return Run(
+        theta=server.theta,
+        rounds=rounds,
+        plan=plan,
+        steps=before + server.rounds_done * plan.tau,
+    )
+
+
+def _started(
+    plan: Plan,
+    devices: Devices,
+    folder: Record | None,
+    after: Run | None,
+    before: int,
+) -> tuple[Server, list[Round]]:
+    """Return the server and the rounds of an interrupted run, or of a new one."""
+    if folder is not None:
+        kept = devices if isinstance(devices, KeptInMemory) else None
+        same = {} if kept is None else kept.identity
+        state, rounds = folder.open(plan, same=same | {"steps_before": before})
+        if state is not None:
+            server = Server.from_arrays(state)
+            if kept is not None:
+                kept.catch_up(_next_order(plan, server, before))
+            return server, rounds
     server = Server.start(plan.model.num_params(plan.dim))
     if after is not None:
         server.theta = np.array(after.theta)
-    rows: list[dict[str, Any]] = []
-    folder = record if record is None or isinstance(record, Record) else Record(record)
-    if folder is not None:
-        known = devices.identity if isinstance(devices, KnowsItself) else {}
-        same = known | {"tail_average": tail_average, "steps_before": before}
-        saved, rows = folder.open(plan.to_dict(), same=same)
-        if saved is not None:
-            server = Server.from_arrays(saved)
-            devices.catch_up(_next_order(plan, server, before))
-    first_of_tail = plan.rounds - round(tail_average * plan.rounds)
-    while server.rounds_done < plan.rounds:
-        row = _one_round(plan, devices, server, first_of_tail, before)
-        last = server.rounds_done == plan.rounds
-        if personal and last and isinstance(devices, MeasuresPersonal):
-            row["not_private"] |= devices.measure_personal(server.release)
-        rows.append(row)
-        if folder is not None:
-            folder.add_round(row, server.to_arrays())
-        if on_round is not None:
-            on_round(row)
-        if stop is not None and stop(row):
-            break
-    if folder is not None:
-        folder.finish(server.release, epsilon=server.epsilon, cost=server.cost)
-    return Run(
-        theta=server.release,
-        rounds=rows,
-        plan=plan,
-        steps=before + server.rounds_done * plan.tau,
-        spent_epsilon=server.epsilon,
-        spent_cost=server.cost,
-    )
+    return server, []
 
 
 def _steps_before(after: Run | None, devices: Devices) -> int:
@@ -232,7 +245,7 @@ def _steps_before(after: Run | None, devices: Devices) -> int:
         raise InvalidInputError(
             f"after must be a Run, as train returns it, got a {type(after).__name__}"
         )
-    if isinstance(devices, KnowsItself) and devices.steps_taken < after.steps:
+    if isinstance(devices, KeptInMemory) and devices.steps_taken < after.steps:
         raise InvalidInputError(
             f"the run to go on from took {after.steps} local steps, of which these "
             f"devices have taken {devices.steps_taken}, and their ledgers know of no "
@@ -251,32 +264,45 @@ def _next_order(plan: Plan, server: Server, before: int) -> Order:
     )
 
 
-def _one_round(
-    plan: Plan, devices: Devices, server: Server, first_of_tail: int, before: int
-) -> dict[str, Any]:
+def _one_round(plan: Plan, devices: Devices, server: Server, before: int) -> Replies:
+    """Let the devices carry out the next round, and the server take it over."""
     order = _next_order(plan, server, before)
-    number = order.number
     replies = devices.run_round(order)
     # Answers that got lost may come next time; devices that refuse, refuse again.
     if replies.refused and not replies.answered.any():
         reasons = sorted(set(replies.refused.values()))
         raise TrainingError(
-            f"no device answered round {number}: {'; '.join(reasons[:3])}"
+            f"no device answered round {order.number}: {'; '.join(reasons[:3])}"
         )
-    server.update(replies.theta, momentum=plan.momentum, in_tail=number > first_of_tail)
+    server.update(replies.theta, momentum=plan.momentum)
     server.devices = replies.state
-    server.epsilon, server.cost = replies.epsilon, replies.cost
-    _check_use(server.theta, plan, number)
-    return {
-        "round": number,
-        "steps": number * plan.tau,
-        "answered": int(replies.answered.sum()),
-        "silent": _silent(plan.takes_part(number), replies),
-        "refused": {str(m): why for m, why in list(replies.refused.items())[:100]},
-        "epsilon": to_row(replies.epsilon),
-        "cost": to_row(replies.cost),
-        "not_private": devices.measure(server.release),
-    }
+    _check_use(server.theta, plan, order.number)
+    return replies
+
+
+def _measured(devices: Devices, theta: Array, *, personal: bool) -> dict[str, float]:
+    """Return what the devices let the reader see of a model; a fleet, nothing."""
+    if not isinstance(devices, Measures):
+        return {}
+    measured = devices.measure(theta)
+    return measured | (devices.measure_personal(theta) if personal else {})
+
+
+def _round(
+    plan: Plan, number: int, replies: Replies, measured: Mapping[str, float]
+) -> Round:
+    silent = plan.takes_part(number) & ~replies.answered
+    silent[list(replies.refused)] = False
+    return Round(
+        number=number,
+        steps=number * plan.tau,
+        answered=int(replies.answered.sum()),
+        silent=tuple(np.flatnonzero(silent).tolist()),
+        refused=dict(replies.refused),
+        epsilon=replies.epsilon,
+        cost=replies.cost,
+        measured=measured,
+    )
 
 
 def _check_use(theta: Array, plan: Plan, number: int) -> None:
@@ -291,9 +317,3 @@ def _check_use(theta: Array, plan: Plan, number: int) -> None:
         f"learning_rate {plan.learning_rate:g} or momentum {plan.momentum:g}"
         + ("" if plan.accountant == NOT_PRIVATE else ", or raise epsilon")
     )
-
-
-def _silent(asked: Bools, replies: Replies) -> list[int]:
-    """Return the first hundred devices that were asked and said nothing at all."""
-    quiet = asked & ~replies.answered
-    return [int(m) for m in np.flatnonzero(quiet) if m not in replies.refused][:100]

@@ -231,7 +231,6 @@ def test_a_finished_folder_is_not_touched(
         (("--epsilon", "40"), "another plan"),
         (("--no-privacy",), "another plan"),
         (("--participation", "0.5"), "participation 1.0, not 0.5"),
-        (("--tail-average", "0.5"), "tail_average 0.0, not 0.5"),
         (("--missing", "drop"), "missing None, not 'drop'"),
     ],
 )

@@ -9,6 +9,7 @@ import fedbudget as fb
 from fedbudget.planning.advice import advise, loss_alone
 from fedbudget.planning.spectral import Spectrum
 from fedbudget.training import Run
+from tests.examples import round_of
 
 PRICES = fb.Prices(communication=100, computation=1)
 
@@ -70,7 +71,7 @@ def test_a_finished_run_speaks_for_itself(
     names = ("", "personal_", "alone_", "constant_")
     measured = {f"{n}{what}": float(v) for n, v in zip(names, values, strict=True)}
     plan = replace(planned(4, 100, 4, "iid"), advice="as planned")
-    run = Run(theta=np.zeros(2), rounds=[{"not_private": measured}], plan=plan)
+    run = Run(theta=np.zeros(2), rounds=[round_of(measured=measured)], plan=plan)
     assert (words in run.advice) if words else run.advice == ""
-    silent = Run(theta=np.zeros(2), rounds=[{"not_private": {}}], plan=plan)
+    silent = Run(theta=np.zeros(2), rounds=[round_of()], plan=plan)
     assert silent.advice == "as planned"

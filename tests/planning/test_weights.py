@@ -140,8 +140,8 @@ def test_training_and_sweeps_follow_and_ledgers_end_where_the_plan_says() -> Non
     budget = fb.Budget(epsilon=4, cost=[150, 1000, 1000, 1000])
     devices = fb.SimulatedDevices(data, seed=5, budget=budget, prices=PRICES)
     run = fb.train(plan, devices)
-    assert [row["answered"] for row in run.rounds][-1] == 3
-    assert not any(row["refused"] for row in run.rounds)
+    assert [done.answered for done in run.rounds][-1] == 3
+    assert not any(done.refused for done in run.rounds)
     assert devices.ledger.cost == pytest.approx(plan.cost)
     assert devices.ledger.epsilon == pytest.approx(plan.epsilon, rel=1e-6)
     swept = fb.sweep(data, [plan, honest(plan, last_round=None)], seeds=[5])

@@ -30,6 +30,7 @@ from fedbudget.reporting.curves import _apart
 from fedbudget.reporting.run_report import _plan, run_page
 from tests.cli.examples import BUDGET, sensors
 from tests.cli.running import assert_one_line, run
+from tests.examples import round_of
 from tests.ui.browsing import CHROMIUM, chromium
 
 
@@ -182,7 +183,7 @@ def test_the_comparison_is_the_runs_own_and_is_kept(folder: Path) -> None:
     recorded = read_run(folder)
     found = compare(recorded)
     assert set(found.means) == {RUN, PERSONAL, LOCAL, CONSTANT, CENTRAL}
-    reached = recorded.rounds[-1]["not_private"]["test_accuracy"]
+    reached = recorded.rounds[-1].measured["test_accuracy"]
     assert found.means[RUN] == pytest.approx(reached)
     kept = kept_comparison(recorded)
     assert kept is not None and kept.means == found.means
@@ -241,10 +242,9 @@ def test_every_way_to_draw_a_batch_has_words() -> None:
 
 
 def read_run_of(plan: fb.Plan) -> RecordedRun:
-    ends = {"min": 1.0, "median": 2.0, "max": 3.0}
-    row = {"round": 1, "answered": 300, "refused": {}, "epsilon": ends, "cost": ends}
-    rows = [row | {"not_private": {}}, row | {"round": 2, "not_private": {}}]
-    return RecordedRun(path=Path("x"), plan=plan, about={}, rounds=rows, theta=None)
+    spent = {"epsilon": np.linspace(1, 3, 300), "cost": np.linspace(1, 3, 300)}
+    rounds = [round_of(number, answered=300, **spent) for number in (1, 2)]
+    return RecordedRun(path=Path("x"), plan=plan, about={}, rounds=rounds, theta=None)
 
 
 def made(**means: float) -> Comparison:
@@ -319,17 +319,17 @@ def test_a_report_and_its_run_agree_on_whether_federating_paid(
 def test_advice_on_weak_promises_and_lost_answers(folder: Path) -> None:
     recorded = read_run(folder)
     plan = recorded.plan
-    rows = [row | {"answered": 3, "refused": {"1": "no"}} for row in recorded.rounds]
+    rounds = [replace(r, answered=3, refused={1: "no"}) for r in recorded.rounds]
     weak = replace(
         recorded,
         plan=replace(plan, epsilon=plan.epsilon * 5, delta=np.full(5, 0.5)),
-        rounds=rows,
+        rounds=rounds,
     )
     told = " ".join(item.text for item in advice(weak, None))
     assert "weak promise" in told
     assert "not below one over the rows" in told
-    assert f"refused {len(rows)} rounds" in told
-    assert f"{len(rows)} answers were paid for" in told
+    assert f"refused {len(rounds)} rounds" in told
+    assert f"{len(rounds)} answers were paid for" in told
     warned = replace(recorded, plan=replace(plan, advice="federating may not pay"))
     assert "Federating may not pay." in [item.text for item in advice(warned, None)]
     bare = replace(recorded, plan=plan.without_privacy())

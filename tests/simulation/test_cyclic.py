@@ -138,7 +138,7 @@ def test_a_run_spends_what_its_plan_says() -> None:
     assert PLAN.steps > 8
     run = fb.train(PLAN, fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES))
     assert len(run.rounds) == PLAN.rounds
-    assert run.rounds[-1]["epsilon"] == pytest.approx(PLAN.epsilon)
+    assert run.rounds[-1].epsilon == pytest.approx(PLAN.epsilon)
     whole = by_row(list(range(1, PLAN.rounds + 1)))
     assert PLAN.epsilon[0] == pytest.approx(whole, rel=1e-6)
     assert 0.99 * 4 < whole <= 4
@@ -151,15 +151,15 @@ def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
     whole = fb.train(PLAN, devices())
     folder = str(tmp_path / "run")
 
-    def crash(row: dict[str, Any]) -> None:
-        if row["round"] == PLAN.rounds - 1:
+    def crash(latest: fb.Round) -> None:
+        if latest.number == PLAN.rounds - 1:
             raise RuntimeError("power cut")
 
     with pytest.raises(RuntimeError, match="power cut"):
         fb.train(PLAN, devices(), record=folder, on_round=crash)
     resumed = fb.train(PLAN, devices(), record=folder)
     assert resumed.theta == pytest.approx(whole.theta)
-    assert resumed.rounds[-1]["epsilon"] == whole.rounds[-1]["epsilon"]
+    assert resumed.rounds[-1].epsilon.tolist() == whole.rounds[-1].epsilon.tolist()
 
 
 @settings(max_examples=20)
@@ -169,7 +169,7 @@ def test_skipped_rounds_are_never_counted_too_low(
 ) -> None:
     devices = fb.SimulatedDevices(DATA)
     plan = replace(PLAN, rounds=len(there), tau=3, epsilon=np.full(3, 1e6))
-    devices.check(plan)
+    devices.begin(plan)
     numbers = [number for number, here in enumerate(there, 1) if here]
     for number in numbers:
         order = Order(number=number, theta=np.zeros(5), plan=plan, steps_before=before)
@@ -183,14 +183,14 @@ def test_a_run_that_goes_on_with_other_batches_is_charged_anew() -> None:
     one = replace(PLAN, rounds=1, tau=1)
     first = fb.train(one, devices)
     same = fb.train(one, devices, after=first)
-    assert same.rounds[-1]["epsilon"] == first.rounds[-1]["epsilon"]
+    assert same.rounds[-1].epsilon.tolist() == first.rounds[-1].epsilon.tolist()
     smaller = replace(
         one, batch_size=PLAN.batch_size - 1, noise_std=PLAN.noise_std * 16 / 15
     )
     assert (smaller.blocks == PLAN.blocks).all()
     other = fb.train(smaller, devices, after=same)
     again = fb.train(one, devices)  # a run of its own deals anew
-    spent = [run.rounds[-1]["epsilon"][0] for run in (first, other, again)]
+    spent = [run.rounds[-1].epsilon[0] for run in (first, other, again)]
     noise = float(PLAN.noise_multiplier[0]) / 2
     for uses, epsilon in enumerate(spent, 1):
         exact = dp_accounting.get_epsilon_gaussian(noise / uses**0.5, 1e-4)
@@ -203,10 +203,10 @@ def test_replanned_runs_stay_within_the_budget() -> None:
     devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=dear)
     started = fb.plan(problem, BUDGET, dear)
     assert started.sampling == "cyclic" and started.rounds > 2
-    run = fb.train(started, devices, stop=lambda row: row["round"] == 2)
+    run = fb.train(started, devices, stop=lambda latest: latest.number == 2)
     # What is left of 1000 pays for no step on all 64 rows.
-    assert max(run.rounds[-1]["cost"]) > 1000 - 9 * 64
+    assert max(run.rounds[-1].cost) > 1000 - 9 * 64
     rest = fb.replan(run, problem, BUDGET, dear)
     after = fb.train(rest, devices, after=run)
-    assert max(after.rounds[-1]["epsilon"]) <= 4
-    assert not after.rounds[-1]["refused"]
+    assert max(after.rounds[-1].epsilon) <= 4
+    assert not after.rounds[-1].refused

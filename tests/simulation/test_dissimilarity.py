@@ -101,10 +101,10 @@ def test_a_query_and_its_plan_fit_both_budgets_together() -> None:
     charge_query(devices.ledger, problem, PRICES)
     assert (devices.ledger.epsilon == 0).all()
     run = fb.train(plan, devices)
-    assert run.rounds[-1]["cost"] == plan.cost.tolist()
-    assert run.rounds[-1]["answered"] == 4
+    assert run.rounds[-1].cost.tolist() == plan.cost.tolist()
+    assert run.rounds[-1].answered == 4
     assert (plan.cost <= 1000).all()
-    assert np.asarray(run.rounds[-1]["epsilon"]) == pytest.approx(plan.epsilon)
+    assert run.rounds[-1].epsilon == pytest.approx(plan.epsilon)
     with pytest.raises(fb.InvalidInputError, match="cost"):
         poor = replace(BUDGET, cost=100)
         plan_with_query(data, data.problem(), poor, PRICES, seed=0)

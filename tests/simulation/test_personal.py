@@ -136,9 +136,8 @@ def test_devices_that_keep_theirs_to_themselves_are_told_apart() -> None:
     class Silent:
         def __init__(self) -> None:
             inner = fb.SimulatedDevices(data)
-            self.num_devices, self.check = inner.num_devices, inner.check
-            self.run_round, self.catch_up = inner.run_round, inner.catch_up
-            self.measure = inner.measure
+            self.num_devices, self.begin = inner.num_devices, inner.begin
+            self.run_round = inner.run_round
 
     plan = fb.plan(data.problem(), budget, prices)
     with pytest.raises(fb.InvalidInputError, match="keep theirs to themselves"):

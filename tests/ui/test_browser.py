@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fedbudget.fleet.coordinator.status import StatusServer
-from fedbudget.record import read_rounds
+from fedbudget.record import read_run
 from tests.cli.examples import write_sensors
 from tests.ui.browsing import CHROMIUM, SLOW, chromium, served, settle
 from tests.ui.test_fleet import RUNNING
@@ -142,14 +142,14 @@ def test_a_run_is_started_watched_stopped_and_resumed(
     resume.wait_for(timeout=SLOW)
     page.get_by_text("mine: stopped").wait_for(timeout=SLOW)
     assert not (folder / "runs" / "mine" / "model.npz").exists()
-    done = len(read_rounds(folder / "runs" / "mine"))
-    assert done > 0
+    before = len(read_run(folder / "runs" / "mine").rounds)
+    assert before > 0
     resume.click()
     page.get_by_text("mine: finished").wait_for(timeout=5 * SLOW)
     settle(page)
-    rows = read_rounds(folder / "runs" / "mine")
-    assert [row["round"] for row in rows] == list(range(1, len(rows) + 1))
-    assert len(rows) > done
+    rounds = read_run(folder / "runs" / "mine").rounds
+    assert [done.number for done in rounds] == list(range(1, len(rounds) + 1))
+    assert len(rounds) > before
     about = json.loads((folder / "runs" / "mine" / "about.json").read_text())
     assert about["seed"] == 7
     assert new_text(card(page, "Epsilon spent"), "") == "50"

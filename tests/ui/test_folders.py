@@ -1,35 +1,42 @@
 """Run folders as the page reads them, also while they are written."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+import fedbudget as fb
 from fedbudget.ui.folders import find_folders, read_folder, summary
+from tests.examples import round_of
+
+PLAN = replace(
+    fb.plan(
+        fb.Problem(num_samples=[200, 300], dim=2),
+        fb.Budget(epsilon=[4.0, 2.0], cost=300),
+        fb.Prices(communication=90, computation=2),
+    ),
+    rounds=3,
+    tau=5,
+    noise_std=np.ones(2),
+    epsilon=np.array([4.0, 2.0]),
+    cost=np.full(2, 300.0),
+)
 
 
-def write_run(folder: Path, *, done: int, **plan: Any) -> Path:
+def write_run(folder: Path, plan: fb.Plan = PLAN, *, done: int) -> Path:
     """Write a folder as a run of three rounds leaves it after some of them."""
-    folder.mkdir(parents=True)
-    whole = {"rounds": 3, "tau": 5, "epsilon": [4.0, 2.0], "cost": [300.0, 300.0]}
-    whole |= {"accountant": "gdp", "privacy": "(4, 0.0001)", "weights": [0.5, 0.5]}
-    (folder / "plan.json").write_text(json.dumps(whole | plan))
-    (folder / "about.json").write_text(json.dumps({"data": "adult: 2 devices"}))
-    rows = [
-        {
-            "round": n,
-            "answered": 2,
-            "epsilon": [4 * n / 3, 2 * n / 3],
-            "cost": [100.0 * n, 100.0 * n],
-            "not_private": {"train_loss": 1 / n, "test_accuracy": 0.7 + 0.01 * n},
-        }
-        for n in range(1, done + 1)
-    ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "rounds.jsonl").write_text(text)
+    record = fb.Record(folder, about={"data": "adult: 2 devices"})
+    record.open(plan)
+    for n in range(1, done + 1):
+        latest = round_of(
+            n,
+            epsilon=plan.epsilon * n / 3,
+            cost=plan.cost * n / 3,
+            measured={"train_loss": 1 / n, "test_accuracy": 0.7 + 0.01 * n},
+        )
+        record.add_round(latest, {"rounds_done": np.array(n)})
     if done == 3:
-        np.savez(folder / "model.npz", theta=np.zeros(2))
+        record.finish(np.zeros(2), latest)
     return folder
 
 
@@ -38,7 +45,7 @@ def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
     with open(folder / "rounds.jsonl", "a") as file:
         file.write('{"round": 3, "answ')  # a torn line
     run = read_folder(folder)
-    assert run is not None and not run.finished
+    assert run is not None and not run.run.finished
     assert run.measures == ("test_accuracy", "train_loss")
     assert [row["cost"] for row in run.curve()] == [100, 200]
     shares = [row["share"] for row in run.spending()]
@@ -47,9 +54,9 @@ def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_run_without_privacy_says_so(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a", done=3, accountant="none", epsilon=[None, None])
+    folder = write_run(tmp_path / "a", PLAN.without_privacy(), done=3)
     run = read_folder(folder)
-    assert run is not None and run.finished
+    assert run is not None and run.run.finished
     assert summary(run)["promise"] == "none: NOT PRIVATE"
     assert {row["budget"] for row in run.spending()} == {"cost"}
 

@@ -59,14 +59,13 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "train": {
         "seed": (_WHOLE, "seed"),
         "participation": (_NUMBER, "participation"),
-        "tail_average": (_NUMBER, "tail_average"),
         "personal": (_TRUTH, "personal"),
         "out": (_TEXT, "out"),
     },
 }
 _SECTIONS = (*_KEYS, "label", "features", "devices")
 _OF_A_DEVICE = (*_KEYS["budget"], *_KEYS["prices"])
-_TRAIN_ONLY = ("participation", "tail_average", "personal", "out")
+_TRAIN_ONLY = ("participation", "personal", "out")
 
 _HEADER = re.compile(r"""^\s*\[\s*("[^"]*"|'[^']*'|[^\[\]]+?)\s*\]\s*(#.*)?$""")
 _ENTRY = re.compile(r"""^\s*("(?:[^"\\]|\\.)*"|'[^']*'|[\w-]+)\s*=""")

@@ -74,12 +74,12 @@ def _about_answers(run: RecordedRun) -> Iterator[Advice]:
             text=f"The run stopped after round {len(run.rounds)} of {run.plan.rounds}: "
             "run the same command again, and it goes on from there.",
         )
-    asked = [int(run.plan.takes_part(row["round"]).sum()) for row in run.rounds]
+    asked = [int(run.plan.takes_part(done.number).sum()) for done in run.rounds]
     lost = sum(
-        max(0, count - row["answered"])
-        for count, row in zip(asked, run.rounds, strict=True)
+        max(0, count - done.answered)
+        for count, done in zip(asked, run.rounds, strict=True)
     )
-    refused = sum(len(row.get("refused", {})) for row in run.rounds)
+    refused = sum(len(done.refused) for done in run.rounds)
     if refused:
         yield Advice(
             kind="fair",

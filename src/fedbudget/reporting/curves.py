@@ -77,7 +77,7 @@ def loss_curve(run: RecordedRun) -> str:
         ends = []
         lines = (("train", BLACK, "o"), ("validation", BLUE, "s"), ("test", RED, "^"))
         for part, color, marker in lines:
-            if f"{part}_loss" in run.rounds[-1]["not_private"]:
+            if f"{part}_loss" in run.rounds[-1].measured:
                 values = run.series(f"{part}_loss")
                 axes.plot(cost, values, color=color, marker=marker)
                 ends.append((float(values[-1]), part, color))

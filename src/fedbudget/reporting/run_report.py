@@ -260,8 +260,7 @@ def _devices(run: RecordedRun, found: Comparison | None) -> Iterator[Text]:
         "rounds": floats(plan.device_rounds),
     }
     for name in ("epsilon", "cost"):
-        spent = run.spent_by_device(name)
-        columns[f"{name} spent"] = getattr(plan, name) if spent is None else spent
+        columns[f"{name} spent"] = getattr(run.rounds[-1] if run.rounds else plan, name)
     measured: dict[str, Array] = {} if found is None else dict(found.per_device)
     header = ("device", *columns, *measured)
     names = run.device_names if found is None else found.device_names

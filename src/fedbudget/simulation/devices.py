@@ -87,27 +87,14 @@ class SimulatedDevices:
         """Local steps of the longest run so far, with those that it went on from."""
         return max(self._drawn.values(), default=0)
 
-    def check(self, plan: Plan) -> None:
-        """Raise unless the plan fits the data and keeps the epsilons it promises."""
-        if plan.dim != self.data.dim:
-            raise InvalidInputError(
-                f"the plan is for rows of {plan.dim} columns, the data have "
-                f"{self.data.dim}: plan again for these data"
-            )
-        self.data.check_loss(plan.loss)
-        if plan.loss == "softmax" and plan.num_classes != self.data.num_classes:
-            raise InvalidInputError(
-                f"the plan is for {plan.num_classes} classes, the data have "
-                f"{self.data.num_classes}: plan again for these data"
-            )
-        sizes = self.data.num_samples
-        if (plan.num_samples != sizes).any():
-            m = int(np.argmax(plan.num_samples != sizes))
-            raise InvalidInputError(
-                f"the plan is for {plan.num_samples[m]} training rows on device {m}, "
-                f"which holds {sizes[m]}: plan again for these data"
-            )
-        plan.check_promise()
+    def begin(self, plan: Plan) -> None:
+        """Lay the rows out for a run of this plan, and count what was spent before it.
+
+        Raises:
+            InvalidInputError: The plan does not fit the data, or does not keep the
+                epsilons that it promises.
+        """
+        check_plan(plan, self.data)
         self._rows(plan.model)
         self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
 
@@ -156,7 +143,7 @@ class SimulatedDevices:
     def measure(self, theta: Array) -> dict[str, float]:
         """Return loss and accuracy as means over the devices; not private."""
         if self._packed is None:
-            raise InvalidInputError("nothing to measure yet: check a plan first")
+            raise InvalidInputError("nothing to measure yet: begin a run first")
         return measure(self.data, self._packed.loss, theta)
 
     def measure_personal(self, theta: Array) -> dict[str, float]:
@@ -166,7 +153,7 @@ class SimulatedDevices:
         with nothing sent, and the best constant guess.
         """
         if self._packed is None:
-            raise InvalidInputError("nothing to measure yet: check a plan first")
+            raise InvalidInputError("nothing to measure yet: begin a run first")
         return measure_personal(self.data, self._packed.loss, theta)
 
     def _rows(self, loss: Loss) -> PackedRows:
@@ -248,6 +235,34 @@ class SimulatedDevices:
             shifts=shifts,
         )
         return np.asarray(models[0]), shifts
+
+
+def check_plan(plan: Plan, data: Dataset) -> None:
+    """Raise unless the plan fits the data and keeps the epsilons it promises."""
+    if plan.num_devices != data.num_devices:
+        raise InvalidInputError(
+            f"the plan is for {plan.num_devices} devices, the data have "
+            f"{data.num_devices}: plan again for these data"
+        )
+    if plan.dim != data.dim:
+        raise InvalidInputError(
+            f"the plan is for rows of {plan.dim} columns, the data have "
+            f"{data.dim}: plan again for these data"
+        )
+    data.check_loss(plan.loss)
+    if plan.loss == "softmax" and plan.num_classes != data.num_classes:
+        raise InvalidInputError(
+            f"the plan is for {plan.num_classes} classes, the data have "
+            f"{data.num_classes}: plan again for these data"
+        )
+    sizes = data.num_samples
+    if (plan.num_samples != sizes).any():
+        m = int(np.argmax(plan.num_samples != sizes))
+        raise InvalidInputError(
+            f"the plan is for {plan.num_samples[m]} training rows on device {m}, "
+            f"which holds {sizes[m]}: plan again for these data"
+        )
+    plan.check_promise()
 
 
 def _arrays_of(x: Any) -> tuple[NDArray[Any], ...]:

@@ -19,7 +19,7 @@ from fedbudget.data import Dataset
 from fedbudget.errors import InvalidInputError, needed
 from fedbudget.losses import Loss
 from fedbudget.planning import Plan
-from fedbudget.simulation.devices import SimulatedDevices, packed_rows, round_plan
+from fedbudget.simulation.devices import check_plan, packed_rows, round_plan
 from fedbudget.simulation.kernels.layouts import PackedRows
 from fedbudget.simulation.kernels.runs import no_shifts, run_rounds, sweep_runs
 from fedbudget.simulation.measuring import measure_all
@@ -81,14 +81,8 @@ def sweep(
         )
     if len({(p.loss, p.num_classes, p.l2) for p in chosen}) > 1:
         raise InvalidInputError("the plans are for different losses: sweep each alone")
-    checker = SimulatedDevices(data)
     for plan in chosen:
-        if plan.num_devices != data.num_devices:
-            raise InvalidInputError(
-                f"a plan is for {plan.num_devices} devices, the data have "
-                f"{data.num_devices}: plan again for these data"
-            )
-        checker.check(plan)
+        check_plan(plan, data)
     if backend == "here":
         theta = _models(data, chosen, numbers)
     else:
@@ -137,8 +131,8 @@ def _round_by_round(packed: PackedRows, plan: Plan, seed: int) -> Array:
             first_step=server.rounds_done * plan.tau,
             shifts=shifts,
         )[0]
-        server.update(average, momentum=plan.momentum, in_tail=False)
-    return server.release
+        server.update(average, momentum=plan.momentum)
+    return server.theta
 
 
 def _on_cluster(

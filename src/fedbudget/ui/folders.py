@@ -1,11 +1,12 @@
-"""What run folders hold, read for the page; a folder may still be written."""
+"""The run folders that the page lists; a folder may still be written."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedbudget.record import largest, read_rounds
+from fedbudget.errors import RecordError
+from fedbudget.planning.plans import NOT_PRIVATE
+from fedbudget.record import RecordedRun, largest, read_run
 from fedbudget.ui.fleet import shown_epsilon
 
 T = TypeVar("T")
@@ -14,51 +15,46 @@ MEASURES = ("test_accuracy", "validation_accuracy", "test_loss", "train_loss")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunFolder:
-    """A run as its folder tells it."""
+    """A run, and what the page calls it."""
 
-    path: Path
     name: str
-    plan: dict[str, Any]
-    about: dict[str, Any]
-    rounds: list[dict[str, Any]]
-    finished: bool
+    run: RecordedRun
 
     @property
     def measures(self) -> tuple[str, ...]:
         """What was measured in every round; none of it is private."""
-        last = self.rounds[-1]["not_private"] if self.rounds else {}
+        last = self.run.rounds[-1].measured if self.run.rounds else {}
         return tuple(name for name in MEASURES if name in last)
 
     @property
     def is_private(self) -> bool:
         """Whether noise was added at all."""
-        return bool(self.plan["accountant"] != "none")
+        return self.run.plan.accountant != NOT_PRIVATE
 
     def curve(self) -> list[dict[str, Any]]:
         """Return one row per round: the most that any device spent, and measures."""
         return [
             {
                 "run": self.name,
-                "round": row["round"],
-                "epsilon": largest(row["epsilon"]),
-                "cost": largest(row["cost"]),
-                **row["not_private"],
+                "round": done.number,
+                "epsilon": largest(done.epsilon),
+                "cost": largest(done.cost),
+                **done.measured,
             }
-            for row in thinned(self.rounds)
+            for done in thinned(self.run.rounds)
         ]
 
     def spending(self) -> list[dict[str, Any]]:
         """Return the share of what the plan spends that was spent after each round."""
-        whole = {"epsilon": self.plan["epsilon"], "cost": self.plan["cost"]}
-        found = []
-        for row in thinned(self.rounds):
-            for name, planned in whole.items():
-                spent, most = largest(row[name]), largest(planned)
-                if spent is not None and most:
-                    found.append(
-                        {"round": row["round"], "budget": name, "share": spent / most}
-                    )
-        return found
+        rows = []
+        for done in thinned(self.run.rounds):
+            for name in ("epsilon", "cost"):
+                spent = largest(getattr(done, name))
+                planned = largest(getattr(self.run.plan, name))
+                if spent is not None and planned:
+                    share = spent / planned
+                    rows.append({"round": done.number, "budget": name, "share": share})
+        return rows
 
 
 def thinned(rounds: list[T], most: int = 500) -> list[T]:
@@ -77,46 +73,35 @@ def thinned(rounds: list[T], most: int = 500) -> list[T]:
 def read_folder(path: Path, *, root: Path | None = None) -> RunFolder | None:
     """Return the run in a folder; None where there is none, or not yet."""
     try:
-        plan = json.loads((path / "plan.json").read_text(encoding="utf-8"))
-        about = json.loads((path / "about.json").read_text(encoding="utf-8"))
-        rounds = read_rounds(path)
-    except (OSError, ValueError):
-        return None
-    if not isinstance(plan, dict) or "rounds" not in plan:
+        run = read_run(path)
+    except RecordError:
         return None
     name = str(path.relative_to(root)) if root is not None else path.name
-    return RunFolder(
-        path=path,
-        name=name,
-        plan=plan,
-        about=about,
-        rounds=rounds,
-        finished=(path / "model.npz").exists(),
-    )
+    return RunFolder(name=name, run=run)
 
 
 def find_folders(root: Path) -> list[RunFolder]:
     """Return the runs in a folder and in its folders, newest first."""
-    places = [*root.glob("*/plan.json"), *root.glob("*/*/plan.json")]
-    places.sort(key=lambda place: place.stat().st_mtime, reverse=True)
-    found = (read_folder(place.parent, root=root) for place in places)
-    return [run for run in found if run is not None]
+    plans = [*root.glob("*/plan.json"), *root.glob("*/*/plan.json")]
+    plans.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    folders = (read_folder(path.parent, root=root) for path in plans)
+    return [folder for folder in folders if folder is not None]
 
 
-def summary(run: RunFolder) -> dict[str, Any]:
+def summary(folder: RunFolder) -> dict[str, Any]:
     """Return a row of the table that compares runs."""
-    last = run.curve()[-1] if run.rounds else {}
-    plan = run.plan
+    last = folder.curve()[-1] if folder.run.rounds else {}
+    plan, private = folder.run.plan, folder.is_private
     return {
-        "run": run.name,
-        "data": str(run.about.get("data", "")).split(":")[0],
-        "rounds": f"{len(run.rounds)} of {plan['rounds']}",
-        "tau": plan["tau"],
+        "run": folder.name,
+        "data": str(folder.run.about.get("data", "")).split(":")[0],
+        "rounds": f"{len(folder.run.rounds)} of {plan.rounds}",
+        "tau": plan.tau,
         "accuracy": last.get("test_accuracy"),
         "test loss": last.get("test_loss"),
-        "epsilon": shown_epsilon(last.get("epsilon")) if run.is_private else None,
+        "epsilon": shown_epsilon(last.get("epsilon")) if private else None,
         "cost": last.get("cost"),
-        "promise": plan["privacy"] if run.is_private else "none: NOT PRIVATE",
+        "promise": str(plan.privacy) if private else "none: NOT PRIVATE",
     }
 
 

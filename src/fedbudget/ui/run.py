@@ -20,7 +20,7 @@ import streamlit as st
 
 from fedbudget.errors import FedbudgetError, InvalidInputError, RecordError
 from fedbudget.privacy import rounded_up
-from fedbudget.record import largest
+from fedbudget.record import RecordedRun, largest
 from fedbudget.ui.charts import curve_chart, spending_chart
 from fedbudget.ui.folders import RunFolder, find_folders, read_folder, shown
 
@@ -190,7 +190,7 @@ def run_page(root: Path) -> None:
     with left:
         _show_form(runner)
     with right:
-        runs = [run.name for run in find_folders(root) if "/" not in run.name]
+        runs = [r.name for r in find_folders(root) if "/" not in r.name]
         new = st.session_state.get("started")
         # What was started here and has no folder: it is being planned, or has failed.
         runs = [n for n in reversed(runner.processes) if n not in runs] + runs
@@ -261,7 +261,8 @@ def _watch(runner: Runner, name: str, *, was_running: bool) -> None:
     running = runner.is_running(name)
     if was_running and not running:
         st.rerun()  # it has just ended: show that, and stop asking
-    run = read_folder(runner.root / name)
+    folder = read_folder(runner.root / name)
+    run = None if folder is None else folder.run
     state = _state(runner, name, run, running=running)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(f"**{name}**: {state}")
@@ -274,15 +275,15 @@ def _watch(runner: Runner, name: str, *, was_running: bool) -> None:
     failed = runner.failure(name)
     if failed is not None:
         st.error(failed)
-    if run is None:
+    if folder is None:
         return
-    done, planned = len(run.rounds), int(run.plan["rounds"])
+    done, planned = len(folder.run.rounds), folder.run.plan.rounds
     st.progress(min(1.0, done / planned), text=f"round {done} of {planned}")
-    if run.rounds:
-        _show_round(run)
+    if done:
+        _show_round(folder)
 
 
-def _state(runner: Runner, name: str, run: RunFolder | None, *, running: bool) -> str:
+def _state(runner: Runner, name: str, run: RecordedRun | None, *, running: bool) -> str:
     if running:
         compiling = "planning; a first run compiles its kernels, about 15 s, once"
         return "running" if run is not None and run.rounds else compiling
@@ -293,15 +294,15 @@ def _state(runner: Runner, name: str, run: RunFolder | None, *, running: bool) -
     return "stopped"
 
 
-def _show_round(run: RunFolder) -> None:
-    last, measures = run.rounds[-1], run.measures
-    measure = measures[0]
-    epsilon, cost = largest(last["epsilon"]), largest(last["cost"])
-    most = largest(run.plan["epsilon"]), largest(run.plan["cost"])
+def _show_round(folder: RunFolder) -> None:
+    plan, last = folder.run.plan, folder.run.rounds[-1]
+    measure = folder.measures[0]
+    epsilon, cost = largest(last.epsilon), largest(last.cost)
+    most = largest(plan.epsilon), largest(plan.cost)
     with st.container(key="cards-run"):
         st.metric(
             measure.replace("_", " ").capitalize(),
-            f"{last['not_private'][measure]:.4f}",
+            f"{last.measured[measure]:.4f}",
             border=True,
         )
         st.metric(
@@ -320,15 +321,15 @@ def _show_round(run: RunFolder) -> None:
         )
         st.metric(
             "Answers",
-            f"{last['answered']} of {len(run.plan['weights'])}",
+            f"{last.answered} of {plan.num_devices}",
             border=True,
             help="devices that answered in the last round",
         )
     title = measure.replace("_", " ")
     st.altair_chart(
-        curve_chart(run.curve(), x="cost", y=measure, titles=("cost spent", title)),
+        curve_chart(folder.curve(), x="cost", y=measure, titles=("cost spent", title)),
         width="stretch",
         height=330,
     )
-    st.altair_chart(spending_chart(run.spending()), width="stretch", height=270)
-    st.caption(f"{run.plan['privacy']}. {NOT_PRIVATE}")
+    st.altair_chart(spending_chart(folder.spending()), width="stretch", height=270)
+    st.caption(f"{plan.privacy}. {NOT_PRIVATE}")

@@ -12,9 +12,9 @@ import pytest
 import fedbudget as fb
 from fedbudget.cli import output
 from fedbudget.cli.commands.train import show_round
-from fedbudget.record import largest
 from tests.cli.examples import BUDGET, SCHEMA, sensors
 from tests.cli.running import Result, assert_one_line, run
+from tests.examples import round_of
 
 
 def train_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -83,11 +83,11 @@ def test_the_record_says_what_was_asked(
 ) -> None:
     arguments = sensors(tmp_path)
     out = tmp_path / "deep" / "run"
-    more = ("--participation", "0.5", "--tail-average", "0.4", "--seed", "2")
+    more = ("--participation", "0.5", "--seed", "2")
     result = run(capsys, "train", *arguments, *BUDGET, *more, "--out", str(out))
     assert result.code == 0
     about = json.loads((out / "about.json").read_text())
-    told = {"seed": 2, "participation": 0.5, "tail_average": 0.4, "label": "alarm"}
+    told = {"seed": 2, "participation": 0.5, "label": "alarm"}
     assert told.items() <= about.items()
     assert about["data"].startswith("sensors: 5 devices")
     lines = (out / "rounds.jsonl").read_text().splitlines()
@@ -168,15 +168,16 @@ class Bar(output.Bar):
 
 def test_the_bar_shows_what_is_spent() -> None:
     bar = Bar()
-    row = {"round": 3, "epsilon": [1.0, 2.5], "cost": {"min": 1.0, "max": 300.0}}
-    show_round(bar, row | {"not_private": {"test_accuracy": 0.8}}, rounds=9)
-    row |= {"epsilon": [1.0, None], "not_private": {"train_loss": 0.25}}
-    show_round(bar, row, rounds=9)
+    spent = {"epsilon": np.array([1.0, 2.5]), "cost": np.array([1.0, 300.0])}
+    latest = round_of(3, **spent, measured={"test_accuracy": 0.8})
+    show_round(bar, latest, rounds=9)
+    spent["epsilon"][1] = np.inf
+    latest = round_of(3, **spent, measured={"train_loss": 0.25})
+    show_round(bar, latest, rounds=9)
     assert bar.shown == [
         ("round 3/9  accuracy 0.800 (not private)  epsilon 2.5  cost 300", 3),
         ("round 3/9  loss 0.250 (not private)  epsilon none  cost 300", 3),
     ]
-    assert largest({"min": 1.0, "median": 2.0, "max": None}) is None
 
 
 def test_the_bar_says_when_kernels_are_compiled() -> None:
@@ -204,8 +205,7 @@ def only_error(result: Result) -> Result:
         ("adult --samples 5x3", 2, ("--samples", "fedbudget train --help")),
         ("adult --participation 0", 2, ("participation", "above 0", "got 0")),
         ("adult --participation 1.5", 2, ("participation", "got 1.5")),
-        ("adult --tail-average -1", 2, ("tail_average", "got -1")),
-        ("adult --tail-average nan", 2, ("tail_average", "got nan")),
+        ("adult --participation nan", 2, ("participation", "got nan")),
         ("adult --seed -1", 2, ("seed", "-1")),
         ("adult --seed 99999999999999999999", 2, ("seed", "99999999999999999999")),
         ("adult --cost 100", 1, ("cost budget 100", "raise")),

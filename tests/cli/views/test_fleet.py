@@ -1,7 +1,6 @@
 """What the tables of a fleet say of what was spent."""
 
-from typing import Any
-
+import numpy as np
 import pytest
 
 from fedbudget.cli.views.fleet import _devices, spent
@@ -13,13 +12,11 @@ from fedbudget.privacy import rounded_up
     [
         ([3.99949, 3.99949], "4"),  # never less than it was
         ([1.23401, 3.99949], "1.235 to 4"),
-        ({"min": 1.0, "median": 2.0, "max": 3.99949}, "1 to 4"),
-        ({"min": 1.0, "median": 2.0, "max": None}, "without bound"),
-        ([1.0, None], "without bound"),
+        ([1.0, np.inf], "without bound"),
     ],
 )
-def test_epsilon_is_never_shown_too_low(values: Any, shown: str) -> None:
-    assert spent(values, rounded_up) == shown
+def test_epsilon_is_never_shown_too_low(values: list[float], shown: str) -> None:
+    assert spent(np.array(values), rounded_up) == shown
 
 
 def test_one_is_not_many() -> None:
@@ -28,4 +25,4 @@ def test_one_is_not_many() -> None:
 
 
 def test_costs_are_plain() -> None:
-    assert spent([936.0, 1000.04]) == "936 to 1000"
+    assert spent(np.array([936.0, 1000.04])) == "936 to 1000"

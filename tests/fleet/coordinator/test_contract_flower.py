@@ -175,7 +175,7 @@ def test_a_guard_that_is_not_there_is_told_and_tried_again(
     monkeypatch.setattr("fedbudget.fleet.coordinator.flower._AGAIN", 0.05)
     devices = fleet.coordinate(4)
     plan = plan_for(DATA)
-    devices.check(plan)
+    devices.begin(plan)
     door, carry = fleet.grid.guards[11], fleet.grid.answer
     fleet.grid.guards[11] = door.with_name("nobody.sock")
     said: list[bytes] = []

@@ -119,7 +119,7 @@ class Site:
             checkpoints=self.checkpoints,
             **(usual | settings),
         )
-        devices.check(plan)
+        devices.begin(plan)
         return devices, connection
 
     def stop(self) -> None:
@@ -409,7 +409,7 @@ def test_no_wall_clock_decides_anything(
 def test_another_plan_or_a_second_coordinator_is_refused(site: Site) -> None:
     devices, _ = site.start()
     with pytest.raises(fb.RecordError, match="another plan"):
-        devices.check(replace(PLAN, tau=PLAN.tau + 1))
+        devices.begin(replace(PLAN, tau=PLAN.tau + 1))
     with pytest.raises(fb.RecordError, match="another coordinator is using it"):
         Checkpoints(site.path / "coordinator.sqlite")
 
@@ -508,7 +508,7 @@ def test_owners_who_had_all_refused_may_think_again(site: Site, round: int) -> N
         fb.train(PLAN, devices, record=folder)
     devices, _ = site.start(minimum=2)
     run = fb.train(PLAN, devices, record=folder)
-    assert [row["answered"] for row in run.rounds] == [4] * PLAN.rounds
+    assert [done.answered for done in run.rounds] == [4] * PLAN.rounds
 
 
 def test_too_many_refusals_for_the_minimum_are_not_for_good(site: Site) -> None:

@@ -11,7 +11,7 @@ from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.coordinator.flower import settings_of
 from fedbudget.fleet.device.statement import read_statement
 from fedbudget.fleet.trial import Terms
-from fedbudget.record import read_rounds
+from fedbudget.record import read_run
 from tests.contract_devices import DATA
 from tests.fleet.flower_trial import FlowerTrial
 
@@ -31,14 +31,14 @@ def test_a_run_over_flower_is_planned_paid_and_released(tmp_path: Path) -> None:
     with ExitStack() as stack:
         trial.start(stack)
         trial.wait(lambda status: None)
-    rounds = read_rounds(tmp_path / "out" / "run")
+    rounds = read_run(tmp_path / "out" / "run").rounds
     assert len(rounds) == trial.plan().rounds > 1
-    assert [row["answered"] for row in rounds] == [3] * len(rounds)
+    assert [done.answered for done in rounds] == [3] * len(rounds)
     assert np.abs(trial.model()).max() > 0
     for m, name in enumerate(trial.names):
         ledger = read_statement(tmp_path / name / "ledger.sqlite")
-        assert 0 < ledger.cost == pytest.approx(rounds[-1]["cost"][m])
-        assert ledger.epsilon == pytest.approx(rounds[-1]["epsilon"][m])
+        assert 0 < ledger.cost == pytest.approx(rounds[-1].cost[m])
+        assert ledger.epsilon == pytest.approx(rounds[-1].epsilon[m])
         assert ledger.epsilon <= 50 and ledger.cost <= 250
 
 

@@ -17,6 +17,7 @@ from fedbudget.fleet.trial import HeldPort
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.ui.fleet import read_status, round_rows
+from tests.examples import plain
 from tests.fleet.coordinator.test_devices import DECLARED, NAMES, SIGNER, Scripted
 from tests.fleet.examples import declaration
 
@@ -68,7 +69,7 @@ def test_a_run_from_declarations_to_release(settings: Settings) -> None:
     begun: list[Any] = []
     seconds: list[Any] = []
 
-    def look(row: dict[str, Any]) -> None:
+    def look(_: fb.Round) -> None:
         status = read_status(f"http://127.0.0.1:{begun[0][2]}/status")
         assert status is not None
         seconds[:] = round_rows(status)
@@ -76,7 +77,7 @@ def test_a_run_from_declarations_to_release(settings: Settings) -> None:
     run = run_server(settings, on_begin=lambda *told: begun.append(told), on_round=look)
     ((plan, names, port),) = begun
     assert names == NAMES and port > 0
-    assert len(run.rounds) == plan.rounds and run.rounds[-1]["answered"] == 4
+    assert len(run.rounds) == plan.rounds and run.rounds[-1].answered == 4
     assert np.load(settings.out / "run" / "model.npz")["theta"].tolist() == (
         run.theta.tolist()
     )
@@ -104,7 +105,7 @@ def test_a_run_that_has_ended_is_told_again_and_carried_out_never(
     first = run_server(settings)
     again = run_server(settings)
     assert again.theta.tolist() == first.theta.tolist()
-    assert again.rounds == first.rounds
+    assert plain(again.rounds) == plain(first.rounds)
     assert MADE[-1].orders == [] and MADE[-1].kept == {}
 
 

@@ -1,7 +1,6 @@
 """`fedbudget server`: the coordinator of a fleet."""
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ from fedbudget.cli.commands.train import resumable
 from fedbudget.cli.options import OUTPUT, RUN, AsJson
 from fedbudget.cli.output import Bar, print_json, progress
 from fedbudget.cli.sources import named_or_number
-from fedbudget.record import largest
+from fedbudget.record import Round, largest, to_row
 from fedbudget.text import counted
 
 _FLEET = "Fleet"
@@ -138,10 +137,11 @@ def server(
         run = run_server(
             settings,
             on_begin=_tell_begin,
-            on_round=lambda row: _show_round(bar, row),
+            on_round=lambda latest: _show_round(bar, latest),
         )
     if as_json:
-        spent = {name: run.rounds[-1][name] for name in ("epsilon", "cost")}
+        last = run.rounds[-1]
+        spent = {"epsilon": to_row(last.epsilon), "cost": to_row(last.cost)}
         print_json(run.plan.to_dict() | spent | {"record": f"{out}/run"})
         return
     from fedbudget.cli.views.fleet import show_server_run
@@ -161,16 +161,16 @@ def _tell_begin(plan: Any, names: tuple[str, ...], port: int | None) -> None:
         log.info("status on http://127.0.0.1:%d/status", port)
 
 
-def _show_round(bar: Bar, row: Mapping[str, Any]) -> None:
+def _show_round(bar: Bar, latest: Round) -> None:
     from fedbudget.privacy import rounded_up
 
-    epsilon, cost = largest(row["epsilon"]), largest(row["cost"])
+    epsilon, cost = largest(latest.epsilon), largest(latest.cost)
     logging.getLogger(__name__).info(
         "round %d: %s, %s, epsilon at most %s, cost at most %.4g",
-        row["round"],
-        counted(row["answered"], "answer"),
-        counted(len(row["refused"]), "refusal"),
+        latest.number,
+        counted(latest.answered, "answer"),
+        counted(len(latest.refused), "refusal"),
         "none" if epsilon is None else rounded_up(epsilon),
         cost or 0.0,
     )
-    bar.show(f"round {row['round']}", done=row["round"])
+    bar.show(f"round {latest.number}", done=latest.number)

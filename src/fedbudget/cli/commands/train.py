@@ -2,11 +2,11 @@
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -24,7 +24,7 @@ from fedbudget.cli.output import (
 from fedbudget.cli.sources import about, data_options, limits, read_data, source_of
 from fedbudget.errors import NotPrivateWarning
 from fedbudget.privacy import rounded_up
-from fedbudget.record import largest, to_row
+from fedbudget.record import Round, largest, to_row
 from fedbudget.simulation.dissimilarity import charge_query, plan_with_query
 from fedbudget.trackers import Tracker, tracker
 
@@ -43,13 +43,6 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = 1.0,
-    tail_average: Annotated[
-        float,
-        typer.Option(
-            help="Share of the last rounds whose models are averaged for release.",
-            rich_help_panel=RUN,
-        ),
-    ] = 0.0,
     personal: Annotated[
         bool,
         typer.Option(
@@ -154,9 +147,8 @@ def train(
             chosen,
             devices,
             record=record,
-            tail_average=tail_average,
             personal=personal,
-            on_round=lambda row: _tell(row, bar, chosen.rounds, trackers),
+            on_round=lambda latest: _tell(latest, bar, chosen.rounds, trackers),
         )
     if question.json:
         measured = {
@@ -176,25 +168,23 @@ def train(
     show_run(source, budget, run, record=out)
 
 
-def _tell(
-    row: Mapping[str, Any], bar: Bar, rounds: int, trackers: Sequence[Tracker]
-) -> None:
+def _tell(latest: Round, bar: Bar, rounds: int, trackers: Sequence[Tracker]) -> None:
     """Show a round, and log it wherever the user asked for."""
-    show_round(bar, row, rounds=rounds)
+    show_round(bar, latest, rounds=rounds)
     for log in trackers:
-        log(row)
+        log(latest)
 
 
-def show_round(bar: Bar, row: Mapping[str, Any], *, rounds: int) -> None:
+def show_round(bar: Bar, latest: Round, *, rounds: int) -> None:
     """Show what a round has brought and cost so far."""
-    measured = row["not_private"]
+    measured = latest.measured
     name = "test_accuracy" if "test_accuracy" in measured else "train_loss"
-    epsilon, cost = largest(row["epsilon"]), largest(row["cost"])
+    epsilon, cost = largest(latest.epsilon), largest(latest.cost)
     bar.show(
-        f"round {row['round']}/{rounds}  {name.split('_')[1]} {measured[name]:.3f} "
+        f"round {latest.number}/{rounds}  {name.split('_')[1]} {measured[name]:.3f} "
         f"(not private)  epsilon {'none' if epsilon is None else rounded_up(epsilon)}  "
         f"cost {cost:.4g}",
-        done=row["round"],
+        done=latest.number,
     )
 
 

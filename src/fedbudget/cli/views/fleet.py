@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from fedbudget.checks import Array
 from fedbudget.cli.views.layout import (
     new_page,
     new_table,
@@ -18,7 +19,7 @@ from fedbudget.cli.views.layout import (
 )
 from fedbudget.planning import Plan
 from fedbudget.privacy import rounded_up
-from fedbudget.record import from_row
+from fedbudget.record import FEW
 from fedbudget.text import counted, span
 from fedbudget.training import Run
 
@@ -28,7 +29,7 @@ _STYLES = {"answered": "green", "refused": "yellow", "late": "red", "waiting": "
 def show_server_run(run: Run, *, out: str) -> None:
     """Say what a fleet's run has released, and what it has cost."""
     plan, last = run.plan, run.rounds[-1]
-    answers = [row["answered"] for row in run.rounds]
+    answers = [done.answered for done in run.rounds]
     with new_page() as console:
         title = (
             f"Trained over a fleet: {counted(plan.num_devices, 'device')}, "
@@ -41,27 +42,25 @@ def show_server_run(run: Run, *, out: str) -> None:
                 ("privacy", str(plan.privacy)),
                 (
                     "spent",
-                    f"epsilon {spent(last['epsilon'], rounded_up)}, at most, by each "
+                    f"epsilon {spent(last.epsilon, rounded_up)}, at most, by each "
                     "device",
                 ),
-                ("cost", f"{spent(last['cost'])} units, at most, by each device"),
+                ("cost", f"{spent(last.cost)} units, at most, by each device"),
                 ("answers", f"from {_devices(answers)} in a round"),
                 ("record", f"{out}: plan, rounds and model"),
             ],
         )
-        refused = last["refused"]
-        if refused:
+        if last.refused:
             show_heading(console, "Refused the last round")
-        for index, why in refused.items():
+        for index, why in list(last.refused.items())[:FEW]:
             show_item(console, f"device {index}: {why}")
 
 
-def spent(values: Any, shown: Callable[[float], str] = "{:.4g}".format) -> str:
-    """Return the range of what devices have spent, from a row of a run."""
-    kept = from_row(values)
-    if not np.isfinite(kept).all():
+def spent(values: Array, shown: Callable[[float], str] = "{:.4g}".format) -> str:
+    """Return the range of what devices have spent."""
+    if not np.isfinite(values).all():
         return "without bound"
-    least, most = shown(float(kept.min())), shown(float(kept.max()))
+    least, most = shown(float(values.min())), shown(float(values.max()))
     return least if least == most else f"{least} to {most}"
 
 

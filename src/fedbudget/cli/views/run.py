@@ -22,7 +22,6 @@ from fedbudget.cli.views.layout import (
 )
 from fedbudget.planning import Plan
 from fedbudget.privacy.runs import weak_promises
-from fedbudget.record import from_row
 from fedbudget.simulation.sweeping import Sweep
 from fedbudget.text import counted, span
 from fedbudget.training import Run
@@ -110,9 +109,9 @@ def _in_a_line(plan: Plan) -> str:
 def _outcome(budget: Budget, run: Run, record: str | None) -> Iterator[tuple[str, str]]:
     plan, last = run.plan, run.rounds[-1]
     yield "privacy", f"{plan.privacy}, for the whole run"
-    spent = span(from_row(last["cost"]))
+    spent = span(last.cost)
     yield "cost", f"{spent} of {span(budget.cost)} units for each device"
-    answers = span([row["answered"] for row in run.rounds])
+    answers = span([done.answered for done in run.rounds])
     yield "answers", f"from {answers} of {plan.num_devices} devices in a round"
     if record is None:
         yield "record", "none: name a folder with --out"

@@ -136,12 +136,21 @@ class FleetDevices:
         """The devices, in the order of the plan."""
         return tuple(told.device for told in self.declared)
 
-    def check(self, plan: Plan) -> None:
-        """Raise unless the plan fits what devices declared; then offer the run."""
+    def begin(self, plan: Plan) -> None:
+        """Store a run of this plan, or take up the stored one, and offer it.
+
+        Offers are signed and sent to every device that has a part in the plan. What
+        devices refused before an interruption is forgotten: they are asked again.
+
+        Raises:
+            InvalidInputError: The plan does not fit what devices declared.
+            RecordError: The stored run is of another plan, of other devices or of
+                another precision.
+        """
         check_fit(plan, self.declared)
         stored = self._checkpoints.run()
         if stored is None:
-            stored = self._begin(plan)
+            stored = self._store(plan)
         elif stored.plan != StoredRun.plain(plan) or stored.declared != self.declared:
             raise RecordError(
                 f"{self._checkpoints.path} holds a run of another plan or of other "
@@ -160,18 +169,11 @@ class FleetDevices:
     def run_round(self, order: Order) -> Replies:
         """Carry out one round; one that is over is not carried out again."""
         if self._run is None or self.tally is None:
-            raise InvalidInputError("no run has begun: check a plan first")
+            raise InvalidInputError("no run has begun: begin one first")
         theta = self._checkpoints.closed_round(order.number)
         if theta is None:
             theta = self._carry_out(order)
         return self.tally.replies(order.number, theta)
-
-    def catch_up(self, order: Order) -> None:
-        """Do nothing: devices keep their own ledgers, and the file keeps the rest."""
-
-    def measure(self, theta: Array) -> dict[str, float]:
-        """Return nothing: no row of a real device is seen here."""
-        return {}
 
     def status(self) -> dict[str, Any]:
         """Return the state of the run as plain values; any thread may ask."""
@@ -196,7 +198,7 @@ class FleetDevices:
             self._channel.withdraw(topic)
         self._channel.flush(10)
 
-    def _begin(self, plan: Plan) -> StoredRun:
+    def _store(self, plan: Plan) -> StoredRun:
         run = os.urandom(16)
         begun = StoredRun(
             run=run,

@@ -21,6 +21,7 @@ from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import MAX_BYTES
 from fedbudget.fleet.wire.framing import pack, unpack
+from fedbudget.record import Round
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message as FlowerMessage
@@ -260,8 +261,8 @@ def serve_app(grid: "Grid", context: "Context") -> None:
     run_server(settings, channel=channel, on_round=_tell)
 
 
-def _tell(row: Mapping[str, Any]) -> None:
-    numbers = row["round"], row["answered"], len(row["refused"])
+def _tell(latest: Round) -> None:
+    numbers = latest.number, latest.answered, len(latest.refused)
     _log.info("round %d: %d answers, %d refusals", *numbers)
 
 

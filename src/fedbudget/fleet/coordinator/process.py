@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedbudget.checks import choice, whole, within
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
@@ -28,7 +26,7 @@ from fedbudget.fleet.wire.messages import PRECISIONS, Declaration
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import PLANNERS, Plan
 from fedbudget.problem import Problem
-from fedbudget.record import Record, read_rounds
+from fedbudget.record import Record, Round, read_run
 from fedbudget.training import Run, train
 
 _log = logging.getLogger(__name__)
@@ -71,7 +69,7 @@ def run_server(
     *,
     channel: Channel | None = None,
     on_begin: Callable[[Plan, tuple[str, ...], int | None], None] | None = None,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_round: Callable[[Round], None] | None = None,
 ) -> Run:
     """Run the whole of it and return what was released.
 
@@ -79,7 +77,7 @@ def run_server(
         settings: Where, and how patiently.
         channel: To the devices, if it is not the broker of the settings.
         on_begin: Called with the plan, the devices and the port of the status page.
-        on_round: Called with the row of every round.
+        on_round: Called with every round.
     """
     signer = Signer.read(settings.signing_key)
     checkpoints = Checkpoints(settings.out / "coordinator.sqlite")
@@ -140,8 +138,9 @@ def _finished(folder: Path, chosen: Plan, devices: FleetDevices) -> Run:
     """Return a run that had ended, and do what a kill may have left undone."""
     _log.info("the run in %s has ended before", folder)
     devices.finish()
-    with np.load(folder / "model.npz") as file:
-        return Run(theta=file["theta"], rounds=read_rounds(folder), plan=chosen)
+    run = read_run(folder)
+    assert run.theta is not None  # the file was there
+    return Run(theta=run.theta, rounds=run.rounds, plan=chosen)
 
 
 def _planned(
