@@ -7,6 +7,7 @@ what is measured is the broker, the connections and the coordinator.
 
 import resource
 import selectors
+import ssl
 import sys
 import tempfile
 import threading
@@ -92,7 +93,9 @@ class Clients:
             connection.keep(topics.declare(name), declaration(name).to_bytes())
             client = connection._client
             client.connect("127.0.0.1", connection.broker.port, keepalive=600)
-            self._selector.register(client.socket(), selectors.EVENT_READ, client)
+            link = client.socket()
+            assert isinstance(link, ssl.SSLSocket)
+            self._selector.register(link, selectors.EVENT_READ, (client, link))
         self._thread.start()
         for connection in self.connections.values():
             if not connection.wait_connected(60):
@@ -106,9 +109,10 @@ class Clients:
     def _drive(self) -> None:
         while not self._stopping.is_set():
             for key, _ in self._selector.select(0.2):
-                key.data.loop_read()
-                while key.fileobj.pending():  # decrypted already: no more events
-                    key.data.loop_read()
+                client, link = key.data
+                client.loop_read()
+                while link.pending():  # decrypted already: no more events
+                    client.loop_read()
             while not self.inbox.empty():
                 self._answer(self.inbox.get())
             for connection in self.connections.values():
