@@ -43,10 +43,11 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"replies     {_listed(campaign.answers)}")
     print(f"charged     {campaign.charged} rounds, each once")
     squares = np.array(campaign.squares)
-    print(
-        f"noise       mean square {squares.mean():.3f} of what it should be, over "
-        f"{len(squares)} numbers (standard error {np.sqrt(2 / len(squares)):.3f})"
-    )
+    if len(squares):  # few orders may leave none to compare
+        print(
+            f"noise       mean square {squares.mean():.3f} of what it should be, over "
+            f"{len(squares)} numbers (standard error {np.sqrt(2 / len(squares)):.3f})"
+        )
     print(f"shifted     {campaign.shifted} of the answers that these numbers are of")
     print(f"breaches    {len(campaign.breaches)}")
     for breach in campaign.breaches[:20]:
