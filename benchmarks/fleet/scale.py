@@ -22,13 +22,14 @@ import fedbudget as fb
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import (
     COORDINATOR,
     identity_of,
     make_certificates,
 )
 from fedbudget.fleet.transport.channel import Message
-from fedbudget.fleet.transport.mqtt import Broker, Connection
+from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.trial import (
     MOSQUITTO,
     HeldPort,
@@ -79,7 +80,7 @@ class Clients:
         self.connections: dict[str, Connection] = {}
         for name in names:
             self.connections[name] = Connection(
-                Broker(port=port, identity=identity_of(certs, name)),
+                BrokerAddress(port=port, identity=identity_of(certs, name)),
                 name=name,
                 topics=topics.device_reads(name),
                 will=(topics.status(name), topics.OFFLINE),
@@ -153,7 +154,7 @@ def main() -> int:
             wait_until(lambda: listens(port), "mosquitto", child=broker)
             # Before the others: its thread waits with select(), which counts to 1023.
             connection = Connection(
-                Broker(port=port, identity=identity_of(certs, COORDINATOR)),
+                BrokerAddress(port=port, identity=identity_of(certs, COORDINATOR)),
                 name=COORDINATOR,
                 topics=topics.coordinator_reads(),
             )

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedbudget.data import Dataset
-from fedbudget.fleet.coordinator.checkpoints import ANSWERED, LATE, Checkpoints
+from fedbudget.fleet.coordinator.checkpoints import Checkpoints, Outcome
 from fedbudget.fleet.demo import TrialFleet, compare
 from fedbudget.fleet.device.statement import verified
 from fedbudget.fleet.trial import Child, Terms, listens, wait_until
@@ -155,9 +155,9 @@ def audit(fleet: TrialFleet, report: Report) -> None:
     for number in range(1, closed + 1):
         replies = checkpoints.replies(number)
         for name, reply in replies.items():
-            if reply.outcome in (ANSWERED, LATE):
+            if reply.outcome in (Outcome.ANSWERED, Outcome.LATE):
                 seen[name].add(number)
-        everybody = sum(r.outcome == ANSWERED for r in replies.values())
+        everybody = sum(r.outcome == Outcome.ANSWERED for r in replies.values())
         report.full_rounds += everybody == len(fleet.names)
     for name, (times, reason) in checkpoints.dropped().items():
         report.broken.append(f"{times} replies of {name} were dropped: {reason}")

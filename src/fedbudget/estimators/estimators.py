@@ -14,7 +14,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedbudget.budget import Budget, Prices
+from fedbudget.budget import DELTA, Budget, Prices
 from fedbudget.checks import Array, PerDevice, within
 from fedbudget.data import Dataset
 from fedbudget.errors import (
@@ -47,7 +47,7 @@ _ONE_DEVICE = (
 )
 
 
-class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no types
+class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no types
     """A linear model, trained over devices within both budgets."""
 
     epsilon: PerDevice
@@ -176,7 +176,7 @@ def _check_target(y: Any) -> None:
         )
 
 
-class PrivateFederatedClassifier(ClassifierMixin, PrivateLinearModel):  # type: ignore[misc]
+class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type: ignore[misc]
     """A linear classifier, trained over simulated devices within both budgets.
 
     Every `fit` spends the budgets anew: cross-validation with k folds fits k times, and
@@ -228,7 +228,7 @@ class PrivateFederatedClassifier(ClassifierMixin, PrivateLinearModel):  # type: 
         self,
         *,
         epsilon: PerDevice = 1.0,
-        delta: PerDevice = 1e-4,
+        delta: PerDevice = DELTA,
         cost: PerDevice = 1000.0,
         communication_price: PerDevice = 100.0,
         computation_price: PerDevice = 1.0,
@@ -316,7 +316,7 @@ class PrivateFederatedClassifier(ClassifierMixin, PrivateLinearModel):  # type: 
         return tuple(map(str, self.classes_))
 
 
-class PrivateFederatedRegressor(RegressorMixin, PrivateLinearModel):  # type: ignore[misc]
+class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: ignore[misc]
     """A linear model of a number, by the Huber loss, within both budgets of devices.
 
     All parameters and attributes are those of `PrivateFederatedClassifier`, but for:
@@ -341,7 +341,7 @@ class PrivateFederatedRegressor(RegressorMixin, PrivateLinearModel):  # type: ig
         self,
         *,
         epsilon: PerDevice = 1.0,
-        delta: PerDevice = 1e-4,
+        delta: PerDevice = DELTA,
         cost: PerDevice = 1000.0,
         communication_price: PerDevice = 100.0,
         computation_price: PerDevice = 1.0,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.budget import Budget, Prices
+from fedbudget.budget import DELTA, Budget, Prices
 from fedbudget.checks import Array
 from fedbudget.errors import InfeasibleBudgetError
 from fedbudget.planning import Plan, plan
@@ -15,7 +15,6 @@ from fedbudget.problem import Problem
 
 EPSILONS = (0.25, 16.0)  # the ends of the map, and of the slider
 COSTS = (50.0, 5000.0)
-DELTA = 1e-4
 _POINTS = (31, 9)  # of the map; epsilons are cheap
 
 

@@ -11,6 +11,7 @@ from fedbudget.losses import loss_named
 from fedbudget.metering import round_messages
 from tests.cli.examples import write_sensors
 from tests.cli.running import assert_one_line, run
+from tests.fleet.conftest import new_broker
 
 QUICK = ("--seconds", "0.01")
 STEP = ("--samples", "40", "--dim", "4")
@@ -124,6 +125,29 @@ def test_a_config_without_prices_gets_them() -> None:
     assert tomllib.loads(text) == {"prices": {"computation": 2}, "train": {"seed": 1}}
 
 
+@pytest.mark.parametrize("kind", ["amqtt", "mosquitto"])
+def test_the_fleets_broker_takes_the_certificate_for_measuring_and_no_other(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
+) -> None:
+    certs = tmp_path / "certs"
+    assert run(capsys, "certs", str(certs), "--devices", "oven").code == 0
+
+    def files(pair: Path) -> tuple[str, ...]:
+        ends = (f"{pair}.pem", f"{pair}.key")
+        return "--ca", f"{certs}/ca.pem", "--certificate", ends[0], "--key", ends[1]
+
+    with new_broker(kind, certs, tmp_path) as broker:
+        where = ("measure", *STEP, *QUICK, "--broker", f"localhost:{broker.port}")
+        done = run(capsys, *where, *files(certs / "measure"), "--json")
+        assert (done.code, done.err) == (0, "")
+        assert json.loads(done.out)["link"] == f"MQTT, localhost:{broker.port}"
+        table = run(capsys, *where, *files(certs / "measure"))
+        assert table.code == 0 and "no network was used" not in table.out
+        refused = run(capsys, *where, *files(certs / "devices" / "oven"))
+    says = ("oven.pem' is that of 'oven'", "take measure.pem")
+    assert_one_line(refused, code=2, says=says)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -135,6 +159,9 @@ def test_a_config_without_prices_gets_them() -> None:
         ((*STEP, "--unit", "miles", *QUICK), 2, ("unit 'miles'", "seconds, joules")),
         ((*STEP, "--broker", "a:b"), 2, ("'a:b'", "HOST:PORT")),
         ((*STEP, "--broker", "127.0.0.1:1", *QUICK), 1, ("cannot be reached",)),
+        ((*STEP, "--broker", "[::1]:1", *QUICK), 1, ("broker [::1]:1 cannot",)),
+        ((*STEP, "--ca", "ca.pem"), 2, ("--ca", "name --broker")),
+        ((*STEP, "--broker", "a", "--ca", "b"), 2, ("--certificate is missing",)),
         (("none.toml",), 2, ("none.toml",)),
     ],
 )

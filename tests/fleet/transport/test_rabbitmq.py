@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import (
     COORDINATOR,
     identity_of,
     make_certificates,
 )
-from fedbudget.fleet.transport.mqtt import Broker, Connection
+from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.trial import HeldPort
 from fedbudget.fleet.wire import topics
 from tests.fleet.transport.test_brokers import RUN, payloads, received
@@ -70,7 +71,7 @@ class Cluster:
         if name == COORDINATOR:
             reads = topics.coordinator_reads()
         hosts = ",".join(f"127.0.0.1:{self.port + node - 1}" for node in nodes)
-        where = Broker(host=hosts, identity=identity_of(self.certs, name))
+        where = BrokerAddress(host=hosts, identity=identity_of(self.certs, name))
         connection = stack.enter_context(Connection(where, name=name, topics=reads))
         assert connection.wait_connected(30)
         return connection

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from fedbudget.cli.output import print_json, progress
 from fedbudget.errors import InvalidInputError
 from fedbudget.files import whole_file
 from fedbudget.losses import Loss, loss_named
+
+if TYPE_CHECKING:
+    from fedbudget.fleet.transport.address import BrokerAddress
 
 _WORK, _ENERGY, _LINK = "Work", "Energy", "Network"
 
@@ -86,9 +89,9 @@ def measure(
     broker: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT",
-            help="MQTT broker to send a round's messages through. Default: none, TCP "
-            "on this machine.",
+            metavar="HOST[:PORT]",
+            help="The fleet's broker, to send a round's messages through; port 8883 "
+            "unless given. Default: none, TCP on this machine.",
             show_default=False,
             rich_help_panel=_LINK,
         ),
@@ -96,7 +99,7 @@ def measure(
     ca: Annotated[
         str | None,
         typer.Option(
-            help="The broker's certificate authority: turns on TLS. Default: none.",
+            help="The fleet's authority, ca.pem: turns on TLS. Default: none.",
             show_default=False,
             rich_help_panel=_LINK,
         ),
@@ -104,7 +107,7 @@ def measure(
     certificate: Annotated[
         str | None,
         typer.Option(
-            help="This device's certificate, for mutual TLS. Default: none.",
+            help="The certificate for measuring, measure.pem. Default: none.",
             show_default=False,
             rich_help_panel=_LINK,
         ),
@@ -112,7 +115,7 @@ def measure(
     key: Annotated[
         str | None,
         typer.Option(
-            help="The key of that certificate. Default: none.",
+            help="The key of that certificate, measure.key. Default: none.",
             show_default=False,
             rich_help_panel=_LINK,
         ),
@@ -134,19 +137,16 @@ def measure(
 
     Steps are those of fedbudget device, ten a round; a round is its messages.
     """
-    from fedbudget.metering import Broker, measure as measured_here, parse_broker
+    from fedbudget.metering import measure as measured_here
 
     if write and config is None:
         raise InvalidInputError("--write needs a file to write to: name the config")
     with progress("reading the config"):
         read = None if config is None else read_config(config)
         work = _work(read, samples=samples, dim=dim, loss=loss, classes=classes)
-    place = None
-    if broker is not None:
-        host, port = parse_broker(broker)
-        place = Broker(host=host, port=port, ca=ca, certificate=certificate, key=key)
+    address = _address(broker, ca=ca, certificate=certificate, key=key)
     with progress("timing local steps and rounds"):
-        found = measured_here(**work, seconds=seconds, watts=watts, broker=place)
+        found = measured_here(**work, seconds=seconds, watts=watts, broker=address)
     unit = found.units[-1] if unit is None else unit
     communication, computation = found.prices(unit)
     prices = {
@@ -165,6 +165,23 @@ def measure(
     from fedbudget.cli.views.measure import show_measured
 
     show_measured(found, prices, unit=unit, written=config if write else None)
+
+
+def _address(broker: str | None, **files: str | None) -> "BrokerAddress | None":
+    """Return the broker to measure through, if one is named, and our identity there."""
+    from fedbudget.fleet.transport.address import BrokerAddress
+    from fedbudget.fleet.transport.certificates import Identity
+
+    given = {name: Path(file) for name, file in files.items() if file is not None}
+    if given and broker is None:
+        raise InvalidInputError(f"--{next(iter(given))} needs a broker: name --broker")
+    if broker is None:
+        return None
+    if given and (lacking := [name for name in files if name not in given]):
+        raise InvalidInputError(
+            f"--{lacking[0]} is missing: TLS needs --ca, --certificate and --key"
+        )
+    return BrokerAddress(host=broker, identity=Identity(**given) if given else None)
 
 
 def _work(config: Config | None, **given: Any) -> dict[str, Any]:

@@ -113,15 +113,17 @@ def server(
     with the same round, and no device pays twice.
     """
     from fedbudget.fleet.coordinator.process import Settings, run_server
+    from fedbudget.fleet.transport.address import BrokerAddress
     from fedbudget.fleet.transport.certificates import COORDINATOR, identity_of
-    from fedbudget.fleet.transport.mqtt import Broker
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s: %(message)s"
     )
     settings = Settings(
         out=Path(out),
-        broker=Broker(host=host, port=port, identity=identity_of(certs, COORDINATOR)),
+        broker=BrokerAddress(
+            host=host, port=port, identity=identity_of(certs, COORDINATOR)
+        ),
         signing_key=Path(certs) / "coordinator.sign",
         name=name,
         devices=devices,

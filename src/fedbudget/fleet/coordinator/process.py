@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedbudget.checks import choice, whole, within
+from fedbudget.checks import one_of, whole, within
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather, plan_fleet
 from fedbudget.fleet.coordinator.status import Source, StatusServer
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import COORDINATOR
 from fedbudget.fleet.transport.channel import Channel
-from fedbudget.fleet.transport.mqtt import Broker, Connection
+from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import PRECISIONS, Declaration
 from fedbudget.fleet.wire.signing import Signer
@@ -38,7 +39,8 @@ class Settings:
 
     out: Path
     signing_key: Path
-    broker: Broker = field(default_factory=Broker)  # unless a channel is given
+    # Unless a channel is given.
+    broker: BrokerAddress = field(default_factory=BrokerAddress)
     name: str = "run"
     devices: int | None = None  # to wait for; none: all that come in time
     wait: float = 60.0  # seconds for them
@@ -59,8 +61,8 @@ class Settings:
             whole("devices", self.devices, least=self.minimum)
         if self.status_port is not None:
             whole("status_port", self.status_port, least=0, most=65535)
-        choice("precision", self.precision, tuple(PRECISIONS))
-        choice("planner", self.planner, tuple(PLANNERS))
+        one_of("precision", self.precision, tuple(PRECISIONS))
+        one_of("planner", self.planner, tuple(PLANNERS))
         Problem(num_samples=[1], dim=1, dissimilarity=self.dissimilarity)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedbudget.checks import whole
 from fedbudget.errors import MessageError, TrainingError, needed
-from fedbudget.fleet.transport.certificates import COORDINATOR, Identity
+from fedbudget.fleet.transport.certificates import COORDINATOR, MEASURE, Identity
 from fedbudget.fleet.wire import topics
 
 _log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ def may_publish(name: str, topic: str) -> bool:
         return False
     if name == COORDINATOR:
         return kind in _COORDINATOR_WRITES
+    if name == MEASURE:
+        return kind == "measure"
     return owner == name and kind in _WRITES
 
 
@@ -55,6 +57,8 @@ def may_read(name: str, topic: str) -> bool:
         return False
     if name == COORDINATOR:
         return True
+    if name == MEASURE:
+        return kind == "measure"
     return kind == "order" or (kind == "offer" and owner == name)
 
 
