@@ -40,12 +40,18 @@ class HeldPort:
     as they do, may then listen on it, and again after it was killed; the system gives
     it to nobody else. Other systems let only one of us have it: there it is let go at
     once, and another program may be faster.
+
+    Args:
+        number: Of the port; 0: the system chooses.
+
+    Raises:
+        OSError: The port is somebody else's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.bind(("127.0.0.1", number))
         self.number = int(self._socket.getsockname()[1])
         if sys.platform != "linux":
             self.release()
@@ -56,13 +62,6 @@ class HeldPort:
 
     def __del__(self) -> None:
         self.release()
-
-
-def free_port() -> int:
-    """Return a port on loopback that nobody listens on now; `HeldPort` is safer."""
-    port = HeldPort()
-    port.release()
-    return port.number
 
 
 @dataclass(frozen=True, kw_only=True)
