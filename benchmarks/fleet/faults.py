@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fedbudget as fb
-from fedbudget.fleet.trial import Terms
+from fedbudget.fleet.demo import Terms
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
 from tests.fleet.brokers import FLEETS, USUAL

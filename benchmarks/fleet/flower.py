@@ -15,8 +15,7 @@ import numpy as np
 
 import fedbudget as fb
 from fedbudget.data.dataset import only
-from fedbudget.fleet.demo import compare
-from fedbudget.fleet.trial import Terms
+from fedbudget.fleet.demo import Terms, compare
 from fedbudget.privacy import rounded_up
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests

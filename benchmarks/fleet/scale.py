@@ -22,6 +22,13 @@ import fedbudget as fb
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather
+from fedbudget.fleet.demo import (
+    MOSQUITTO,
+    HeldPort,
+    listens,
+    mosquitto,
+    wait_until,
+)
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import (
     COORDINATOR,
@@ -30,13 +37,6 @@ from fedbudget.fleet.transport.certificates import (
 )
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Connection
-from fedbudget.fleet.trial import (
-    MOSQUITTO,
-    HeldPort,
-    listens,
-    mosquitto,
-    wait_until,
-)
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from fedbudget.fleet.demo import TrialFleet
-from fedbudget.fleet.trial import (
+from fedbudget.fleet.demo import (
     MOSQUITTO,
     Child,
     HeldPort,
+    TrialFleet,
     listens,
     mosquitto,
     wait_until,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fedbudget.fleet.demo import MOSQUITTO
 from fedbudget.fleet.transport.certificates import make_certificates
-from fedbudget.fleet.trial import MOSQUITTO
 from tests.fleet.brokers import FLEETS, BrokerProcess
 
 NAMES = tuple(f"device-{number}" for number in range(16))

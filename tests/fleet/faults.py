@@ -21,9 +21,8 @@ from pathlib import Path
 
 from fedbudget.data import Dataset
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints, Outcome
-from fedbudget.fleet.demo import TrialFleet, compare
+from fedbudget.fleet.demo import Child, Terms, TrialFleet, compare, listens, wait_until
 from fedbudget.fleet.device.statement import verified
-from fedbudget.fleet.trial import Child, Terms, listens, wait_until
 from tests.fleet.brokers import FLEETS
 
 PAUSE = (0.0, 1.0)  # seconds, uniform: how long a killed part stays dead

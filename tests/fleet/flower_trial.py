@@ -15,8 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget.errors import MissingExtraError, TrainingError
-from fedbudget.fleet.demo import TrialFleet
-from fedbudget.fleet.trial import Child, HeldPort, listens, wait_until, write_site
+from fedbudget.fleet.demo import (
+    Child,
+    HeldPort,
+    TrialFleet,
+    listens,
+    wait_until,
+    write_site,
+)
 
 APP = Path(__file__).parents[2] / "deploy" / "flower"
 

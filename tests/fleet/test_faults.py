@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbudget.fleet.trial import Terms
+from fedbudget.fleet.demo import Terms
 from tests.contract_devices import rows_of
 from tests.fleet.brokers import FLEETS
 from tests.fleet.conftest import need_broker

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbudget.fleet.trial import HeldPort
+from fedbudget.fleet.demo import HeldPort
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -9,8 +9,8 @@ import pytest
 from fedbudget.data.dataset import only
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.coordinator.flower import settings_of
+from fedbudget.fleet.demo import Terms
 from fedbudget.fleet.device.statement import read_statement
-from fedbudget.fleet.trial import Terms
 from fedbudget.record import read_run
 from tests.contract_devices import DATA
 from tests.fleet.flower_trial import FlowerTrial

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fedbudget.fleet.demo import HeldPort
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import (
     COORDINATOR,
@@ -19,7 +20,6 @@ from fedbudget.fleet.transport.certificates import (
     make_certificates,
 )
 from fedbudget.fleet.transport.mqtt import Connection
-from fedbudget.fleet.trial import HeldPort
 from fedbudget.fleet.wire import topics
 from tests.fleet.transport.test_brokers import RUN, payloads, received
 
