@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from fedbudget.simulation.kernels.layouts import RUN
 from fedbudget.simulation.kernels.random import draw_picks, fill_normals, stream
-from fedbudget.simulation.kernels.simd import RUN, add, load, multiply_add, splat, store
+from fedbudget.simulation.kernels.simd import add, load, multiply_add, splat, store
 
 
 @njit(fastmath=True)
@@ -26,7 +27,7 @@ def words(repeats: int, picks: Any) -> None:
 
 
 @njit(fastmath=True)
-def table_reads(repeats: int, table: Any, places: Any) -> float:
+def table_reads(repeats: int, table: Any, places: Any) -> np.float32:
     total = np.float32(0.0)
     for _ in range(repeats):
         for i in range(len(places)):
@@ -42,7 +43,7 @@ def table_adds(repeats: int, table: Any, places: Any) -> None:
 
 
 @njit(fastmath=True)
-def row_reads(x: Any, order: Any) -> float:
+def row_reads(x: Any, order: Any) -> np.float32:
     total = np.float32(0.0)
     for i in range(len(order)):
         for j in range(x.shape[1]):

@@ -1,10 +1,9 @@
 """Prices measured on this device: energy counters, links, and both as prices."""
 
-import shutil
-import socket
 import subprocess
-import time
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,29 @@ import pytest
 
 from fedbudget.errors import InvalidInputError, MeasuringError
 from fedbudget.fleet.device.exact_steps import noisy_steps
+from fedbudget.fleet.transport.address import BrokerAddress
+from fedbudget.fleet.transport.certificates import (
+    COORDINATOR,
+    MEASURE,
+    identity_of,
+    make_certificates,
+)
+from fedbudget.fleet.transport.mqtt import Connection
+from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Reply, RoundOrder, theta_from_bytes
 from fedbudget.losses import LOSSES, loss_named
 from fedbudget.metering import (
-    Broker,
     Rapl,
     loopback,
     measure,
-    parse_broker,
     round_messages,
     step_runner,
     through_broker,
 )
+from tests.fleet.brokers import BrokerProcess
+from tests.fleet.conftest import new_broker
 
-MOSQUITTO = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+END = b"end"
 LOGISTIC = loss_named("logistic")
 
 
@@ -124,52 +132,180 @@ def test_without_a_reading_joules_are_refused(tmp_path: Path) -> None:
         found.prices("joules")
 
 
-@pytest.fixture
-def mosquitto(tmp_path: Path) -> Iterator[Broker]:
-    if MOSQUITTO is None:
-        pytest.skip("mosquitto is not installed: no round through a real broker")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    conf = tmp_path / "mosquitto.conf"
-    conf.write_text(
-        f"listener {port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n"
-    )
-    process = subprocess.Popen(
-        [MOSQUITTO, "-c", str(conf)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(100):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield Broker(host="127.0.0.1", port=port)
-    finally:
-        process.terminate()
-        process.wait(10)
+@pytest.fixture(scope="module", params=["amqtt", "mosquitto"])
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
+    """A broker of each kind, under the rules that are shipped."""
+    folder = tmp_path_factory.mktemp(request.param)
+    make_certificates(folder / "certs", ["oven"])
+    with new_broker(request.param, folder / "certs", folder) as running:
+        yield running
 
 
-def test_rounds_through_a_real_broker(mosquitto: Broker) -> None:
-    order, reply = round_messages(500)
-    with through_broker(mosquitto, order, reply) as link:
-        for _ in range(3):
-            link.round()
-    found = measure(LOGISTIC, num_samples=5, dim=2, seconds=0.01, broker=mosquitto)
-    assert found.link == f"MQTT, {mosquitto}"
+def address(broker: BrokerProcess, name: str = MEASURE) -> BrokerAddress:
+    return BrokerAddress(port=broker.port, identity=identity_of(broker.certs, name))
+
+
+def until_end(connection: Connection) -> list[str]:
+    """Return the topics of what comes before the mark, and acknowledge all of it."""
+    topics_before: list[str] = []
+    while (message := connection.receive(20)) is not None:
+        connection.acknowledge(message)
+        if message.payload == END:
+            return topics_before
+        topics_before.append(message.topic)
+    raise AssertionError(f"no mark came, only {topics_before}")
+
+
+def left_behind(broker: BrokerProcess) -> list[str]:
+    """Return the topics of measuring where something is retained."""
+    where = (topics.measure("#"),)
+    watching = Connection(
+        address(broker), name=MEASURE, topics=where, keeps_session=False
+    )
+    with watching:
+        assert watching.wait_connected(20)
+        watching.publish(topics.measure("mark"), END)
+        return until_end(watching)
+
+
+@pytest.mark.parametrize("dim", [2, 30_000])  # one message, and several chunks
+def test_rounds_through_a_real_broker_leave_nothing_behind(
+    broker: BrokerProcess, dim: int
+) -> None:
+    through = address(broker)
+    found = measure(LOGISTIC, num_samples=5, dim=dim, seconds=0.01, broker=through)
+    assert found.link == f"MQTT, 127.0.0.1:{broker.port}"
     assert found.round.repeats >= 5
+    assert left_behind(broker) == []
+
+
+@pytest.mark.parametrize(
+    "payload, kept", [(b"a", {topics.measure("order")}), (b"", set())]
+)
+def test_what_is_left_behind_would_be_seen(
+    broker: BrokerProcess, payload: bytes, kept: set[str]
+) -> None:
+    with Connection(address(broker), name=MEASURE, topics=()) as connection:
+        connection.publish(topics.measure("order"), payload, retain=True)
+        assert connection.flush(20)
+    assert set(left_behind(broker)) == kept
+
+
+def test_who_is_killed_while_measuring_leaves_nothing_behind(
+    broker: BrokerProcess,
+) -> None:
+    code = f"""
+import sys
+from fedbudget.fleet.transport.address import BrokerAddress
+from fedbudget.fleet.transport.certificates import identity_of
+from fedbudget.metering import through_broker
+identity = identity_of({str(broker.certs)!r}, "measure")
+broker = BrokerAddress(port={broker.port}, identity=identity)
+with through_broker(broker, b"order", b"reply") as link:
+    link.round()
+    print("measured", flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "measured\n"
+        process.kill()
+    assert left_behind(broker) == []
+
+
+@contextmanager
+def running_fleet(broker: BrokerProcess) -> Iterator[Callable[[], list[str]]]:
+    """Connect a coordinator and a device; yield what tells what they have heard."""
+    coordinator = Connection(
+        address(broker, COORDINATOR),
+        name=COORDINATOR,
+        topics=topics.coordinator_reads(),
+    )
+    reads = topics.device_reads("oven")
+    will = (topics.status("oven"), topics.OFFLINE)
+    oven = Connection(address(broker, "oven"), name="oven", topics=reads, will=will)
+
+    def heard() -> list[str]:
+        assert not coordinator.problem and not oven.problem
+        oven.publish(topics.reply("oven"), END)
+        coordinator.publish(topics.offer("oven"), END)
+        return until_end(coordinator) + until_end(oven)
+
+    with coordinator, oven:
+        for connection in (coordinator, oven):
+            assert connection.wait_connected(20) and connection.flush(20)
+        heard()  # what other tests have left
+        yield heard
+
+
+def test_a_running_fleet_notices_nothing(broker: BrokerProcess) -> None:
+    with running_fleet(broker) as heard:
+        measure(LOGISTIC, num_samples=5, dim=2, seconds=0.01, broker=address(broker))
+        assert heard() == []
+
+
+def test_a_device_does_not_speak_where_it_is_measured(broker: BrokerProcess) -> None:
+    with Connection(address(broker, "oven"), name="oven", topics=()) as oven:
+        assert oven.wait_connected(20)
+        oven.publish(topics.measure("order"), b"forged", retain=True)
+        oven.flush(5)
+    assert left_behind(broker) == []
+
+
+@pytest.mark.parametrize("name", ["oven", MEASURE])  # nor is there a device `measure`
+def test_who_measures_does_not_speak_to_the_fleet(
+    broker: BrokerProcess, name: str
+) -> None:
+    kinds = (topics.declare, topics.status, topics.reply, topics.offer)
+    forged = [topics.order(bytes(16)), *(kind(name) for kind in kinds)]
+    with running_fleet(broker) as heard:
+        with Connection(address(broker), name=MEASURE, topics=()) as measuring:
+            assert measuring.wait_connected(20)
+            for topic in forged:
+                measuring.publish(topic, b"forged")
+            measuring.flush(5)
+        assert heard() == []
+
+
+def test_a_certificate_of_a_device_is_refused_before_it_connects(
+    broker: BrokerProcess,
+) -> None:
+    with Connection(address(broker, "oven"), name="oven", topics=()) as oven:
+        assert oven.wait_connected(20)
+        with pytest.raises(InvalidInputError, match=r"'oven'.*measure\.pem"):
+            with through_broker(address(broker, "oven"), b"a", b"b"):
+                pass
+        oven.publish(topics.status("oven"), topics.ONLINE)
+        assert oven.flush(20) and not oven.problem
+
+
+def test_two_at_a_time_are_told_that_they_are(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedbudget.metering._PATIENCE", 2.0)
+    with through_broker(address(broker), b"a", b"b") as first:
+        first.round()
+        with through_broker(address(broker), b"a", b"b"):
+            with pytest.raises(MeasuringError, match="no other fedbudget measure"):
+                while True:
+                    first.round()
+
+
+def test_a_broker_whose_rules_forbid_it_is_told_so(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "measure", lambda what: f"fedbudget/1/secret/{what}")
+    monkeypatch.setattr("fedbudget.metering._PATIENCE", 2.0)
+    with pytest.raises(MeasuringError, match=r"check (that its rules|--broker)"):
+        with through_broker(address(broker), b"a", b"b") as link:
+            link.round()
 
 
 def test_a_broker_that_is_not_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(MeasuringError, match="cannot be reached"):
-        with through_broker(Broker(host="127.0.0.1", port=port), b"a", b"b"):
+    with pytest.raises(MeasuringError, match=r"127\.0\.0\.1:1 cannot be reached"):
+        with through_broker(BrokerAddress(port=1), b"a", b"b"):
             pass
-
-
-@pytest.mark.parametrize("text", [":1883", "host:", "host:99999", "host:x"])
-def test_brokers_that_are_misspelt(text: str) -> None:
-    with pytest.raises(InvalidInputError, match="HOST:PORT"):
-        parse_broker(text)

@@ -22,9 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from fedbudget.data.adult import SCHEMA
+from fedbudget.fleet.demo import HeldPort, listens
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import identity_of, make_certificates
-from fedbudget.fleet.transport.mqtt import Broker, Connection
-from fedbudget.fleet.trial import HeldPort, listens
+from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Reply, RoundOrder, RunOffer, theta_to_bytes
 from fedbudget.fleet.wire.signing import Signer
@@ -79,7 +80,9 @@ def memory(process: subprocess.Popen[bytes]) -> dict[str, float]:
 def drive(folder: Path, port: int, num_rows: int) -> list[float]:
     """Run the rounds; return their seconds."""
     signer = Signer.read(folder / "certs" / "coordinator.sign")
-    broker = Broker(port=port, identity=identity_of(folder / "certs", "coordinator"))
+    broker = BrokerAddress(
+        port=port, identity=identity_of(folder / "certs", "coordinator")
+    )
     run, seconds = os.urandom(16), []
     offer = RunOffer(
         run=run,

@@ -76,6 +76,7 @@ topic() { printf '%s' "$1" | sed 's/[.]/\//g'; }  # RabbitMQ swaps dots and slas
 
 add_users() {
   add_user coordinator '^fedbudget\.1\.(offer|order|declare|status)\.' '^fedbudget\.1\.'
+  add_user measure '^fedbudget\.1\.measure\.' '^fedbudget\.1\.measure\.'
   for file in "$certs"/devices/*.pem; do
     local name; name=$(basename "$file" .pem)
     local level; level=$(topic "$name")

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedbudget.budget import Budget
+from fedbudget.budget import DELTA, Budget
 from fedbudget.checks import Array, floats, whole
 from fedbudget.errors import InvalidInputError
 from fedbudget.privacy import (
@@ -134,7 +134,7 @@ class Ledger:
         self.budget = budget  # None: everything is counted, nothing refused
         if budget is None:
             self._limits = np.full((3, num_devices), np.inf)
-            self._delta = np.full(num_devices, 1e-4)
+            self._delta = np.full(num_devices, DELTA)
         else:
             epsilon, self._delta, cost = budget.per_device(num_devices)
             mu = self._plain.mu_from_epsilon(budget.epsilon, budget.delta)
@@ -147,7 +147,7 @@ class Ledger:
 
     @property
     def epsilon(self) -> Array:
-        """Spent so far, at the budget's delta (without one, 1e-4); shape (M,)."""
+        """Spent so far, at the budget's delta, or the default one; shape (M,)."""
         return self.epsilon_at(self._delta)
 
     def epsilon_at(self, delta: ArrayLike) -> Array:

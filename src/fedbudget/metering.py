@@ -3,27 +3,33 @@
 A step runs a device's own code on rows made up for the purpose. A round sends its
 messages over a real connection: an order comes, a reply goes. Joules come from the
 processor's own counters (RAPL) where they can be read.
+
+Through a broker, the messages go over the fleet's own client, under a name and topics
+that are for measuring only: a fleet that is running notices nothing.
 """
 
-import secrets
 import socket
-import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from statistics import median
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from fedbudget.checks import choice, whole, within
+from fedbudget.checks import one_of, whole, within
 from fedbudget.errors import InvalidInputError, MeasuringError
 from fedbudget.fleet.device.exact_steps import MOST_ROWS, ExactRows, noisy_steps
+from fedbudget.fleet.transport.address import BrokerAddress
+from fedbudget.fleet.transport.certificates import MEASURE
+from fedbudget.fleet.transport.mqtt import Connection
+from fedbudget.fleet.wire import topics
+from fedbudget.fleet.wire.framing import split
 from fedbudget.fleet.wire.messages import (
     ANSWERED,
     RUN_BYTES,
@@ -69,10 +75,8 @@ class Rapl:
         return total / 1e6
 
 
-if TYPE_CHECKING:
-    import paho.mqtt.client as mqtt
-
 _PATIENCE = 30.0  # seconds for one message
+_ALONE = f"no other fedbudget measure uses {MEASURE}.pem"
 
 
 class Link(Protocol):
@@ -81,36 +85,6 @@ class Link(Protocol):
     def round(self) -> None:
         """Receive an order and send a reply that is acknowledged."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Broker:
-    """Where an MQTT broker is, and how to get in."""
-
-    host: str
-    port: int
-    ca: str | None = None  # file; with it, the connection is TLS
-    certificate: str | None = None  # of the device, for mutual TLS
-    key: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-def parse_broker(text: str) -> tuple[str, int]:
-    """Read HOST or HOST:PORT.
-
-    >>> parse_broker("localhost")
-    ('localhost', 1883)
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon:
-        return text, 1883
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InvalidInputError(
-            f"broker {text!r} is not HOST:PORT: write, for one, localhost:1883"
-        )
-    return host, int(port)
 
 
 @contextmanager
@@ -160,83 +134,109 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 @contextmanager
-def through_broker(broker: Broker, order: bytes, reply: bytes) -> Iterator[Link]:
+def through_broker(broker: BrokerAddress, order: bytes, reply: bytes) -> Iterator[Link]:
     """Talk MQTT as a device does: a retained order is fetched, a reply is published.
 
     Raises:
+        InvalidInputError: The certificate is not the one for measuring.
         MeasuringError: The broker cannot be reached, or does not answer.
     """
-    import paho.mqtt.client as mqtt
-    from paho.mqtt.enums import CallbackAPIVersion
-
-    client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv311)
-    arrived: SimpleQueue[str] = SimpleQueue()
-    client.on_connect = lambda _c, _u, _f, reason, _p: arrived.put(f"connect {reason}")
-    client.on_socket_open = lambda _c, _u, opened: _send_at_once(opened)
-    client.on_message = lambda _c, _u, _message: arrived.put("order")
-    topic = f"fedbudget/measure/{secrets.token_hex(8)}"
-    try:
-        if broker.ca is not None:
-            client.tls_set(broker.ca, broker.certificate, broker.key)
-        client.connect(broker.host, broker.port)
-    except (OSError, ssl.SSLError, ValueError) as error:
-        raise MeasuringError(
-            f"broker {broker} cannot be reached ({error}): check --broker and --ca"
-        ) from None
-    client.loop_start()
-    try:
-        link = _MqttLink(client, arrived, broker, topic, reply)
-        if (answer := link.next_event()) != "connect Success":
-            raise MeasuringError(f"broker {broker} refused: {answer}")
-        link.publish(f"{topic}/order", order, retain=True)
-        yield link
-        link.publish(f"{topic}/order", b"", retain=True)  # leave nothing behind
-    finally:
-        client.disconnect()
-        client.loop_stop()
+    _check_name(broker)
+    connects: list[str] = []  # one entry for each time
+    connection = Connection(
+        broker,
+        name=MEASURE,
+        topics=(),
+        # If we are killed, the broker clears what is retained, or the first part of it.
+        will=(split(topics.measure("order"), order)[0][0], b""),
+        on_connect=lambda: connects.append(MEASURE),
+        keeps_session=False,
+    )
+    with connection:
+        if not connection.wait_tried(_PATIENCE):
+            why = connection.problem or f"no answer in {_PATIENCE:g} s"
+            raise MeasuringError(
+                f"broker {broker} cannot be reached ({why}): check --broker, and the "
+                "files of --ca, --certificate and --key"
+            )
+        link = _MqttLink(connection, connects, order, reply)
+        try:
+            link.retain_order()
+            yield link
+        finally:
+            link.withdraw_order()
 
 
-def _send_at_once(opened: object) -> None:
-    """Wait for no more bytes to send along: a device's messages are single ones."""
-    if isinstance(opened, socket.socket):
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def _check_name(broker: BrokerAddress) -> None:
+    """Refuse a device's certificate: it would end the connection of that device."""
+    if broker.identity is None:
+        return
+    name = broker.identity.check().name
+    if name != MEASURE:
+        raise InvalidInputError(
+            f"certificate {str(broker.identity.certificate)!r} is that of {name!r}, "
+            f"whose connection would be cut: take {MEASURE}.pem, which fedbudget certs "
+            "makes"
+        )
 
 
 class _MqttLink:
     def __init__(
-        self,
-        client: "mqtt.Client",
-        arrived: "SimpleQueue[str]",
-        broker: Broker,
-        topic: str,
-        reply: bytes,
+        self, connection: Connection, connects: list[str], order: bytes, reply: bytes
     ) -> None:
-        self._client, self._arrived = client, arrived
-        self._broker, self._topic, self._reply = broker, topic, reply
+        self._connection, self._connects = connection, connects
+        self._order = split(topics.measure("order"), order)
+        self._reply = split(topics.measure("reply"), reply)
+
+    def retain_order(self) -> None:
+        for topic, part in self._order:
+            self._connection.keep(topic, part)
+        self._flush()
+
+    def withdraw_order(self) -> None:
+        for topic, _ in self._order:
+            self._connection.withdraw(topic)
+        self._connection.flush(_PATIENCE if self._connection.connected else 0)
 
     def round(self) -> None:
-        self._client.subscribe(f"{self._topic}/order", qos=1)
-        self.next_event()
-        self._client.unsubscribe(f"{self._topic}/order")
-        self.publish(f"{self._topic}/reply", self._reply)
+        # By their names: not every broker sends what is retained for a wildcard.
+        parts = [topic for topic, _ in self._order]
+        self._check_connection()
+        self._connection.subscribe(*parts)
+        for _ in parts:
+            self._receive()
+        self._connection.unsubscribe(*parts)
+        for topic, part in self._reply:
+            self._connection.publish(topic, part)
+        self._flush()
+        self._check_connection()
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        sent = self._client.publish(topic, payload, qos=1, retain=retain)
-        sent.wait_for_publish(_PATIENCE)
-        if not sent.is_published():
+    def _check_connection(self) -> None:
+        """Raise if it was lost, also if it is there again: the time would not count."""
+        if len(self._connects) != 1 or not self._connection.connected:
             raise MeasuringError(
-                f"broker {self._broker} did not acknowledge {len(payload)} bytes in "
-                f"{_PATIENCE:g} s: raise its message size limit, or check the network"
+                f"broker {self._connection.broker} ended the connection: check that "
+                f"{_ALONE}, and measure again"
             )
 
-    def next_event(self) -> str:
-        try:
-            return self._arrived.get(timeout=_PATIENCE)
-        except Empty:
+    def _receive(self) -> None:
+        end = time.monotonic() + _PATIENCE
+        while (message := self._connection.receive(1.0)) is None:
+            self._check_connection()
+            if time.monotonic() > end:
+                raise MeasuringError(
+                    f"broker {self._connection.broker} sent nothing in {_PATIENCE:g} "
+                    f"s: check that its rules let {MEASURE!r} read and write "
+                    f"{topics.measure('#')}, as those in deploy/ do, and that {_ALONE}"
+                )
+        self._connection.acknowledge(message)
+
+    def _flush(self) -> None:
+        if not self._connection.flush(_PATIENCE):
             raise MeasuringError(
-                f"broker {self._broker} sent nothing in {_PATIENCE:g} s: check that "
-                "this device may read and write fedbudget/measure/#"
-            ) from None
+                f"broker {self._connection.broker} did not acknowledge a message in "
+                f"{_PATIENCE:g} s: raise its message size limit, or check the network"
+            )
 
 
 TAU = 10  # steps at a time: noise is drawn for several at once, which costs less each
@@ -293,8 +293,15 @@ class Measured:
     round: Meter
     order_bytes: int  # down, each round
     reply_bytes: int  # up
-    link: str  # over what a round's messages went
+    broker: BrokerAddress | None  # through which a round's messages went
     energy: str  # where joules come from
+
+    @property
+    def link(self) -> str:
+        """Over what a round's messages went, in words."""
+        if self.broker is None:
+            return "TCP on this machine, no network"
+        return f"MQTT, {self.broker}"
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -307,7 +314,7 @@ class Measured:
         Raises:
             InvalidInputError: Nothing tells how many joules were used.
         """
-        choice("unit", unit, UNITS)
+        one_of("unit", unit, UNITS)
         if unit not in self.units:
             raise InvalidInputError(
                 "unit 'joules' needs a reading of energy: give --watts, or run where "
@@ -323,7 +330,7 @@ def measure(
     dim: int,
     seconds: float = 1.0,
     watts: float | None = None,
-    broker: Broker | None = None,
+    broker: BrokerAddress | None = None,
     rapl: Rapl | None = None,
 ) -> Measured:
     """Time local steps and rounds on this device.
@@ -355,19 +362,16 @@ def measure(
         return _repeat(work, at_once, seconds, watts, rapl)
 
     step = metered(step_runner(loss, num_samples=num_samples, dim=dim), TAU)
-    if broker is None:
-        connection, link = loopback(order, reply), "TCP on this machine, no network"
-    else:
-        connection, link = through_broker(broker, order, reply), f"MQTT, {broker}"
-    with connection as connected:
-        round_ = metered(connected.round, 1)
+    connect = loopback if broker is None else partial(through_broker, broker)
+    with connect(order, reply) as link:
+        round_ = metered(link.round, 1)
     return Measured(
         tau=TAU,
         step=step,
         round=round_,
         order_bytes=len(order),
         reply_bytes=len(reply),
-        link=link,
+        broker=broker,
         energy=energy,
     )
 

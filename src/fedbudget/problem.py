@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedbudget.checks import Array, PerDevice, choice, per_device, whole, within
+from fedbudget.checks import Array, PerDevice, one_of, per_device, whole, within
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Floats, Labels, Loss, Rows, loss_named
 
@@ -28,6 +28,7 @@ SOURCES = ("analytic", "assumed", "public sample", "measured privately")
 DISSIMILARITY: Mapping[str, float] = MappingProxyType(
     {"iid": 0.1, "mild": 0.2, "strong": 0.35}
 )
+USUAL_DISSIMILARITY = "mild"  # where nobody says more
 
 # Hinge has no Hessian. Smoothed over a margin of width 1, its curvature is 1, by which
 # the largest step is chosen. But a run meets the kink itself: the trace by which noise
@@ -51,7 +52,7 @@ class Constant:
     release: str = ""  # names the measurement: ledgers count each name once
 
     def __post_init__(self) -> None:
-        choice("source", self.source, SOURCES)
+        one_of("source", self.source, SOURCES)
         value = np.asarray(within("value", self.value))
         if value.ndim > 0:
             raise InvalidInputError(f"value must be one number, got {self.value}")
@@ -100,7 +101,7 @@ class Problem:
         loss: str | Loss = "logistic",
         num_classes: int | None = None,
         l2: float = 0.0,
-        dissimilarity: str | float = "mild",
+        dissimilarity: str | float = USUAL_DISSIMILARITY,
         overrides: Mapping[str, Constant] | None = None,
         spent_mu: ArrayLike = 0.0,
         spent_on: Iterable[str] = (),
@@ -280,7 +281,9 @@ def _loss(loss: object, num_classes: int | None, l2: float) -> Loss:
             )
         return loss
     if not isinstance(loss, str):
-        raise InvalidInputError(f"loss must be a name or a Loss, got {loss!r}")
+        raise InvalidInputError(
+            f"loss must be a name or a Loss, got {loss!r}", argument="loss"
+        )
     within("l2", l2, least=0, most=1e6)
     if num_classes is not None:
         num_classes = whole("num_classes", num_classes, least=2, most=_MOST_PARAMS)
@@ -289,10 +292,12 @@ def _loss(loss: object, num_classes: int | None, l2: float) -> Loss:
 
 def _dissimilarity(value: object) -> str | float:
     if isinstance(value, str):
-        return choice("dissimilarity", value, tuple(DISSIMILARITY))
+        return one_of("dissimilarity", value, tuple(DISSIMILARITY))
     number = np.asarray(within("dissimilarity", value, least=0, most=1e3))  # type: ignore[arg-type]
     if number.ndim > 0:
-        raise InvalidInputError(f"dissimilarity must be one number, got {value}")
+        raise InvalidInputError(
+            f"dissimilarity must be one number, got {value}", argument="dissimilarity"
+        )
     return float(number)
 
 

@@ -13,11 +13,13 @@ from fedbudget.data import Dataset
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather
+from fedbudget.fleet.demo import Terms, write_site
 from fedbudget.fleet.device.guard import Guard
+from fedbudget.fleet.device.ledger_file import Accounts, StoredAnswer
 from fedbudget.fleet.device.policy import Policy, read_policy
 from fedbudget.fleet.device.process import Device
+from fedbudget.fleet.device.statement import read_statement
 from fedbudget.fleet.transport.channel import Channel
-from fedbudget.fleet.trial import Terms, write_site
 from fedbudget.fleet.wire.messages import RoundOrder, RunOffer
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.training import Devices
@@ -104,8 +106,20 @@ class Site:
 
     @property
     def spent(self) -> tuple[float, float]:
-        ledger = self.guard._accounts.spent
-        return float(ledger.epsilon[0]), float(ledger.cost[0])
+        statement = read_statement(self.policy.ledger)
+        return statement.epsilon, statement.cost
+
+    def last_answer(self, run: bytes) -> StoredAnswer | None:
+        """Return what is kept of a run for drift control, by a guard started anew."""
+        self.guard.close()
+        data = self.policy.data
+        accounts = Accounts(
+            self.policy.ledger, self.policy.budget, lineage=data.lineage
+        )
+        answer = accounts.last_answer(run)
+        accounts.close()
+        self.guard = Guard(self.policy)
+        return answer
 
 
 def new_site(folder: Path, **budget: float) -> Site:

@@ -29,7 +29,7 @@ def test_the_documents_policy_is_one(tmp_path: Path) -> None:
     assert policy.public.epsilon < policy.budget.epsilon
     # Every key that a policy can have is shown.
     assert policy.budget.accountant == "gdp" and policy.broker is not None
-    assert policy.broker.ca is not None
+    assert policy.broker.identity is not None
 
 
 def test_the_documents_schema_is_one() -> None:

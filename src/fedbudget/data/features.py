@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.checks import one_of
 from fedbudget.data.columns import Coded, Column, Numbers, as_coded, reading, spelt
 from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.text import shown
@@ -43,7 +44,8 @@ class Numeric:
             such = f"text, such as {shown(column.values[0])}" if column.values else ""
             raise DataError(
                 f"column {name!r} holds {such or 'no number'}, but the schema says "
-                "Numeric: make the column numeric or describe it as Categorical"
+                "Numeric: make the column numeric or describe it as Categorical",
+                column=name,
             )
         if self.missing is not None:
             column = np.where(np.isnan(column), self.missing, column)
@@ -52,7 +54,8 @@ class Numeric:
             row = int(np.argmax(bad))
             raise DataError(
                 f"column {name!r} holds {column[row]} in row {row} (counted from 0), "
-                "not a finite number: replace it, or drop the row"
+                "not a finite number: replace it, or drop the row",
+                column=name,
             )
         low, width = self.low, self.high - self.low
         share = (np.clip(column, low, self.high) - low) / width
@@ -97,10 +100,7 @@ class Categorical:
             raise InvalidInputError(
                 f"missing={shown(self.missing)} is not among the values: add it to them"
             )
-        if self.other not in ("error", "ignore"):
-            raise InvalidInputError(
-                f"other={shown(self.other)} is not known: use 'error' or 'ignore'"
-            )
+        one_of("other", self.other, ("error", "ignore"))
 
     def encode(self, name: str, column: Column) -> NDArray[np.int64]:
         """Return the index of each row's value; -1 where the row gets only zeros."""
@@ -113,7 +113,8 @@ class Categorical:
             raise DataError(
                 f"column {name!r} holds {held}, which is not one of its "
                 f"{len(self.values)} values: {remedy}, or set other='ignore' or "
-                "missing= there"
+                "missing= there",
+                column=name,
             )
         return codes
 

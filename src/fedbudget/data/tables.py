@@ -1,7 +1,7 @@
 """Own tables: one with a device column, one per device, or Flower's partitions.
 
-`draft` writes a first description of a table, for its owner to correct before anyone
-trains.
+`infer_schema` reads a schema off private rows, and warns. `draft` writes a first
+description of a table, for its owner to correct before anyone trains.
 """
 
 import warnings
@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedbudget.checks import one_of
 from fedbudget.data.columns import Bools, Coded, Column, check_name, keep_rows, missing
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
 from fedbudget.data.inference import MOST_NUMERIC_CLASSES, schema_from_rows
-from fedbudget.data.partitions import SPELLINGS, Partition, parse_partition
+from fedbudget.data.partitions import (
+    SPELLINGS,
+    DeviceIds,
+    Partition,
+    parse_partition,
+)
 from fedbudget.data.reading import (
     read_categories,
     read_column,
@@ -27,6 +34,8 @@ from fedbudget.data.reading import (
 from fedbudget.data.schema import Schema
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.text import shown
+
+_DEVICE = "fedbudget device"  # a column that no table has by chance
 
 
 def from_table(
@@ -72,10 +81,7 @@ def from_table(
     table: 2 devices, 3 rows (2 train, 0 validation, 1 test), 2 columns, 2 classes, \
 dissimilarity mild
     """
-    if missing not in ("error", "drop"):
-        raise InvalidInputError(
-            f"missing={shown(missing)} is not known: use 'error' or 'drop'"
-        )
+    one_of("missing", missing, ("error", "drop"))
     _check_names(label, device)
     schema = _schema(schema)
     way = _way(device, partition)
@@ -91,7 +97,7 @@ dissimilarity mild
     if owners is not None:
         ids, names = np.asarray(owners.codes), owners.values
     else:
-        ids = way.device_ids(y, seed=seed)
+        ids = _dealt_out(way, y, seed)
         names = tuple(map(str, range(way.num_devices)))
     train, validation, test = split_rows(x, y, ids, num_devices=len(names), seed=seed)
     return Dataset(
@@ -104,165 +110,6 @@ dissimilarity mild
         classes=schema.classes,
         dissimilarity=way.dissimilarity,
     )
-
-
-def infer_schema(
-    source: Any, *, label: str, device: str | None = None, intercept: bool = True
-) -> Schema:
-    """Draft a schema from a table's rows, to be replaced by public knowledge.
-
-    Emits a `NotPrivateWarning`: bounds and categories are read off private rows, and no
-    guarantee covers them. Takes the sources that `from_table` takes.
-    """
-    _check_names(label, device)
-    table = read_table(source)
-    columns = _columns(table, label=label, device=device, schema=None)
-    _without_gaps(columns, None, None, drop=True)  # refuses if no row is complete
-    return schema_from_rows(columns, label=label, intercept=intercept)
-
-
-def _check_names(label: Any, device: Any) -> None:
-    """Refuse what cannot name a column."""
-    if not isinstance(label, str):
-        raise InvalidInputError(
-            f"label must name a column, got {shown(label)}: name the column to predict"
-        )
-    if device is not None and not isinstance(device, str):
-        raise InvalidInputError(
-            f"device must name a column, got {shown(device)}: name the column that "
-            "says whose each row is"
-        )
-
-
-def _schema(given: Any) -> Schema | None:
-    """Return the schema, read if it is a plain dict."""
-    if given is None or isinstance(given, Schema):
-        return given
-    if isinstance(given, Mapping):
-        return Schema.from_dict(given)
-    raise InvalidInputError(
-        f"schema is a {type(given).__name__}, {shown(given)}: pass a Schema, or the "
-        "dict that Schema.from_dict reads"
-    )
-
-
-def _way(device: str | None, partition: Any) -> Partition:
-    """Return how rows find their devices."""
-    if partition is None:
-        if device is None:
-            raise InvalidInputError(
-                "neither device nor partition is given: name the device's column with "
-                "device=, or deal the rows out with partition='iid:16'"
-            )
-        return Partition(kind="column", column=device)
-    if not isinstance(partition, str | Partition):
-        raise InvalidInputError(
-            f"partition must be a text, got {shown(partition)}: write {SPELLINGS}"
-        )
-    way = parse_partition(partition) if isinstance(partition, str) else partition
-    if device not in (None, way.column):
-        raise InvalidInputError(
-            f"device={device!r} and partition {str(way)!r} disagree on whose a row is: "
-            "leave out partition to keep the table's devices; or leave out device, and "
-            "that column if it is no feature, to deal the rows out anew"
-        )
-    return way
-
-
-def _texts(schema: Schema | None, device: str | None) -> dict[str, tuple[str, ...]]:
-    """Return the columns that name categories, and the texts that the schema lists."""
-    kinds = {} if schema is None else {**schema.features, schema.label: schema.target}
-    texts = {
-        name: tuple(kind.values)
-        for name, kind in kinds.items()
-        if isinstance(kind, Categorical)
-    }
-    if device is not None and device not in kinds:
-        texts[device] = ()
-    return texts
-
-
-def _columns(
-    table: Any, *, label: str, device: str | None, schema: Schema | None
-) -> dict[str, Column]:
-    """Read the label and the features: what the schema lists, or all the rest."""
-    check_name(table.column_names, label)
-    if device is not None:
-        check_name(table.column_names, device)
-    if device == label:
-        raise InvalidInputError(
-            f"label and device are both {label!r}: name two different columns"
-        )
-    if schema is None:
-        names = [name for name in table.column_names if name not in (label, device)]
-        found = {name: read_column(table, name) for name in names}
-        classes = MOST_NUMERIC_CLASSES
-        return {**found, label: read_label(table, label, most_classes=classes)}
-    if schema.label != label:
-        raise InvalidInputError(
-            f"label is {label!r}, but the schema describes {schema.label!r}: make them "
-            "the same"
-        )
-    return {
-        name: read_categories(table, name)
-        if isinstance(kind, Categorical)
-        else read_column(table, name)
-        for name, kind in {**schema.features, label: schema.target}.items()
-    }
-
-
-def _without_gaps(
-    columns: dict[str, Column],
-    owned: tuple[str, Coded] | None,
-    schema: Schema | None,
-    *,
-    drop: bool,
-) -> tuple[dict[str, Column], Coded | None]:
-    """Refuse or drop rows with an empty cell that the schema does not provide for."""
-    owners = owned[1] if owned is not None else None
-    gaps = {n: missing(c) for n, c in columns.items() if not _allowed(schema, n)}
-    if owned is not None:  # a device must always have a name
-        gaps[owned[0]] = missing(owned[1])
-    counts = {name: int(gap.sum()) for name, gap in gaps.items() if gap.any()}
-    if not counts:
-        return columns, owners
-    if not drop:
-        name, count = next(iter(counts.items()))
-        row = int(np.argmax(gaps[name]))
-        more = f" (and {len(counts) - 1} more columns)" if len(counts) > 1 else ""
-        raise DataError(
-            f"column {name!r} has {count} empty cells, the first in row {row} (counted "
-            f"from 0){more}: fill them, drop these rows (missing='drop', --missing "
-            "drop), or say missing= in a schema"
-        )
-    keep: Bools = ~np.logical_or.reduce(list(gaps.values()))
-    if not keep.any():
-        raise DataError(
-            f"no row is complete, {len(keep)} would be dropped: fill the empty cells "
-            f"of {', '.join(map(repr, counts))}"
-        )
-    kept = {name: keep_rows(column, keep) for name, column in columns.items()}
-    left = None if owners is None else keep_rows(owners, keep)
-    return kept, left if isinstance(left, Coded) else None
-
-
-def _allowed(schema: Schema | None, name: str) -> bool:
-    """Return whether the schema gives an empty cell of this column a meaning."""
-    if schema is None:
-        return False
-    kind = schema.target if name == schema.label else schema.features[name]
-    ignores = isinstance(kind, Categorical) and kind.other == "ignore"
-    return ignores or kind.missing is not None
-
-
-def _name_of(source: Any) -> str:
-    """Return a file's name without its suffixes."""
-    if not isinstance(source, str | Path):
-        return "table"
-    return Path(source).name.split(".", maxsplit=1)[0]
-
-
-_DEVICE = "fedbudget device"  # a column that no table has by chance
 
 
 def from_partitions(
@@ -327,23 +174,28 @@ def from_partitions(
     )
 
 
-def _tables(partitions: Any) -> dict[str, Any]:
-    """Return one pyarrow table by the name of each device."""
-    if hasattr(partitions, "load_partition"):  # flwr-datasets
-        count = int(partitions.num_partitions)
-        partitions = [partitions.load_partition(m) for m in range(count)]
-    if isinstance(partitions, Mapping):
-        found = {str(name): read_table(table) for name, table in partitions.items()}
-    elif isinstance(partitions, Sequence) and not isinstance(partitions, str):
-        found = {str(m): read_table(table) for m, table in enumerate(partitions)}
-    else:
-        raise DataError(
-            f"partitions is a {type(partitions).__name__}: give a dict or a list of "
-            "tables, or a partitioner of flwr-datasets"
-        )
-    if not found:
-        raise DataError("partitions is empty: give at least one device's table")
-    return found
+def _dealt_out(way: Partition, labels: NDArray[Any], seed: int) -> DeviceIds:
+    try:
+        return way.device_ids(labels, seed=seed)
+    except InvalidInputError as error:
+        if error.argument != "seed":
+            error.argument = "partition"
+        raise
+
+
+def infer_schema(
+    source: Any, *, label: str, device: str | None = None, intercept: bool = True
+) -> Schema:
+    """Draft a schema from a table's rows, to be replaced by public knowledge.
+
+    Emits a `NotPrivateWarning`: bounds and categories are read off private rows, and no
+    guarantee covers them. Takes the sources that `from_table` takes.
+    """
+    _check_names(label, device)
+    table = read_table(source)
+    columns = _columns(table, label=label, device=device, schema=None)
+    _without_gaps(columns, None, None, drop=True)  # refuses if no row is complete
+    return schema_from_rows(columns, label=label, intercept=intercept)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -388,3 +240,170 @@ def draft(
         most_rows=int(counts.max(initial=0)),
         rows_with_gaps=int(gaps.sum()),
     )
+
+
+def _check_names(label: Any, device: Any) -> None:
+    """Refuse what cannot name a column."""
+    if not isinstance(label, str):
+        raise InvalidInputError(
+            f"label must name a column, got {shown(label)}: name the column to predict",
+            argument="label",
+        )
+    if device is not None and not isinstance(device, str):
+        raise InvalidInputError(
+            f"device must name a column, got {shown(device)}: name the column that "
+            "says whose each row is",
+            argument="device",
+        )
+
+
+def _schema(given: Any) -> Schema | None:
+    """Return the schema, read if it is a plain dict."""
+    if given is None or isinstance(given, Schema):
+        return given
+    if isinstance(given, Mapping):
+        return Schema.from_dict(given)
+    raise InvalidInputError(
+        f"schema is a {type(given).__name__}, {shown(given)}: pass a Schema, or the "
+        "dict that Schema.from_dict reads"
+    )
+
+
+def _way(device: str | None, partition: Any) -> Partition:
+    """Return how rows find their devices."""
+    if partition is None:
+        if device is None:
+            raise InvalidInputError(
+                "neither device nor partition is given: name the device's column with "
+                "device=, or deal the rows out with partition='iid:16'"
+            )
+        return Partition(kind="column", column=device)
+    if not isinstance(partition, str | Partition):
+        raise InvalidInputError(
+            f"partition must be a text, got {shown(partition)}: write {SPELLINGS}",
+            argument="partition",
+        )
+    way = parse_partition(partition) if isinstance(partition, str) else partition
+    if device not in (None, way.column):
+        raise InvalidInputError(
+            f"device={device!r} and partition {str(way)!r} disagree on whose a row is: "
+            "leave out partition to keep the table's devices; or leave out device, and "
+            "that column if it is no feature, to deal the rows out anew",
+            argument="partition",
+        )
+    return way
+
+
+def _texts(schema: Schema | None, device: str | None) -> dict[str, tuple[str, ...]]:
+    """Return the columns that name categories, and the texts that the schema lists."""
+    kinds = {} if schema is None else {**schema.features, schema.label: schema.target}
+    texts = {
+        name: tuple(kind.values)
+        for name, kind in kinds.items()
+        if isinstance(kind, Categorical)
+    }
+    if device is not None and device not in kinds:
+        texts[device] = ()
+    return texts
+
+
+def _columns(
+    table: Any, *, label: str, device: str | None, schema: Schema | None
+) -> dict[str, Column]:
+    """Read the label and the features: what the schema lists, or all the rest."""
+    check_name(table.column_names, label)
+    if device is not None:
+        check_name(table.column_names, device)
+    if device == label:
+        raise InvalidInputError(
+            f"label and device are both {label!r}: name two different columns",
+            argument="device",
+        )
+    if schema is None:
+        names = [name for name in table.column_names if name not in (label, device)]
+        found = {name: read_column(table, name) for name in names}
+        classes = MOST_NUMERIC_CLASSES
+        return {**found, label: read_label(table, label, most_classes=classes)}
+    if schema.label != label:
+        raise InvalidInputError(
+            f"label is {label!r}, but the schema describes {schema.label!r}: make them "
+            "the same",
+            argument="label",
+        )
+    return {
+        name: read_categories(table, name)
+        if isinstance(kind, Categorical)
+        else read_column(table, name)
+        for name, kind in {**schema.features, label: schema.target}.items()
+    }
+
+
+def _without_gaps(
+    columns: dict[str, Column],
+    owned: tuple[str, Coded] | None,
+    schema: Schema | None,
+    *,
+    drop: bool,
+) -> tuple[dict[str, Column], Coded | None]:
+    """Refuse or drop rows with an empty cell that the schema does not provide for."""
+    owners = owned[1] if owned is not None else None
+    gaps = {n: missing(c) for n, c in columns.items() if not _allowed(schema, n)}
+    if owned is not None:  # a device must always have a name
+        gaps[owned[0]] = missing(owned[1])
+    counts = {name: int(gap.sum()) for name, gap in gaps.items() if gap.any()}
+    if not counts:
+        return columns, owners
+    if not drop:
+        name, count = next(iter(counts.items()))
+        row = int(np.argmax(gaps[name]))
+        more = f" (and {len(counts) - 1} more columns)" if len(counts) > 1 else ""
+        raise DataError(
+            f"column {name!r} has {count} empty cells, the first in row {row} (counted "
+            f"from 0){more}: fill them, drop these rows (missing='drop', --missing "
+            "drop), or say missing= in a schema",
+            column=name,
+        )
+    keep: Bools = ~np.logical_or.reduce(list(gaps.values()))
+    if not keep.any():
+        raise DataError(
+            f"no row is complete, {len(keep)} would be dropped: fill the empty cells "
+            f"of {', '.join(map(repr, counts))}"
+        )
+    kept = {name: keep_rows(column, keep) for name, column in columns.items()}
+    left = None if owners is None else keep_rows(owners, keep)
+    return kept, left if isinstance(left, Coded) else None
+
+
+def _allowed(schema: Schema | None, name: str) -> bool:
+    """Return whether the schema gives an empty cell of this column a meaning."""
+    if schema is None:
+        return False
+    kind = schema.target if name == schema.label else schema.features[name]
+    ignores = isinstance(kind, Categorical) and kind.other == "ignore"
+    return ignores or kind.missing is not None
+
+
+def _name_of(source: Any) -> str:
+    """Return a file's name without its suffixes."""
+    if not isinstance(source, str | Path):
+        return "table"
+    return Path(source).name.split(".", maxsplit=1)[0]
+
+
+def _tables(partitions: Any) -> dict[str, Any]:
+    """Return one pyarrow table by the name of each device."""
+    if hasattr(partitions, "load_partition"):  # flwr-datasets
+        count = int(partitions.num_partitions)
+        partitions = [partitions.load_partition(m) for m in range(count)]
+    if isinstance(partitions, Mapping):
+        found = {str(name): read_table(table) for name, table in partitions.items()}
+    elif isinstance(partitions, Sequence) and not isinstance(partitions, str):
+        found = {str(m): read_table(table) for m, table in enumerate(partitions)}
+    else:
+        raise DataError(
+            f"partitions is a {type(partitions).__name__}: give a dict or a list of "
+            "tables, or a partitioner of flwr-datasets"
+        )
+    if not found:
+        raise DataError("partitions is empty: give at least one device's table")
+    return found

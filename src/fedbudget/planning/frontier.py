@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.budget import Budget, Prices
+from fedbudget.budget import DELTA, Budget, Prices
 from fedbudget.checks import Array, floats, within
 from fedbudget.planning.planner import plan
 from fedbudget.planning.plans import Plan
@@ -34,6 +34,10 @@ from fedbudget.planning.spectral import (
 )
 from fedbudget.privacy import accountant_named
 from fedbudget.problem import Counts, Problem
+
+_RATES = np.geomspace(0.04, 1, 6)  # shares of the largest stable one
+_MOMENTA = np.array([0.0, 0.4, 0.6, 0.75, 0.82, 0.9])
+EPSILONS = (0.5, 1, 2, 4, 7, 10)  # to try, where nobody names others
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,17 +98,13 @@ class Frontier:
         }
 
 
-def _without_nan(grid: Array) -> list[list[float | None]]:
-    return [[None if np.isnan(x) else float(x) for x in row] for row in grid]
-
-
 def frontier(
     problem: Problem,
     prices: Prices,
     *,
-    epsilons: ArrayLike = (0.5, 1, 2, 4, 7, 10),
+    epsilons: ArrayLike = EPSILONS,
     costs: ArrayLike | None = None,
-    delta: float = 1e-4,
+    delta: float = DELTA,
     on_point: Callable[[], None] | None = None,
     **how: Any,
 ) -> Frontier:
@@ -142,10 +142,6 @@ def frontier(
                 on_point()
         rows.append(tuple(row))
     return Frontier(epsilons=eps_axis, costs=cost_axis, plans=tuple(rows))
-
-
-_RATES = np.geomspace(0.04, 1, 6)  # shares of the largest stable one
-_MOMENTA = np.array([0.0, 0.4, 0.6, 0.75, 0.82, 0.9])
 
 
 def predicted_losses(
@@ -201,3 +197,7 @@ def _pairs(budget: Budget, prices: Prices, batch: Counts) -> list[tuple[int, int
         for count in counts.tolist()
     }
     return sorted(edge | set(first))
+
+
+def _without_nan(grid: Array) -> list[list[float | None]]:
+    return [[None if np.isnan(x) else float(x) for x in row] for row in grid]

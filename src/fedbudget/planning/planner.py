@@ -8,13 +8,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedbudget.budget import Budget, Prices, check_devices
-from fedbudget.checks import choice, floats, number
+from fedbudget.checks import floats, number, one_of
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Loss, loss_named
 from fedbudget.planning.bounds import choose_bound, choose_paper
 from fedbudget.planning.joint import choose_joint
 from fedbudget.planning.plans import Plan
 from fedbudget.planning.settings import (
+    ACCOUNTANT,
+    PLANNER,
+    SAMPLING,
+    TARGET,
+    WEIGHTING,
     Choice,
     Setting,
     Worth,
@@ -45,14 +50,14 @@ def plan(
     budget: Budget,
     prices: Prices,
     *,
-    planner: str = "joint",
-    accountant: str = "gdp",
-    weights: str = "auto",
-    target: str = "uniform",
+    planner: str = PLANNER,
+    accountant: str = ACCOUNTANT,
+    weights: str = WEIGHTING,
+    target: str = TARGET,
     batch_size: ArrayLike | None = None,
     learning_rate: float | None = None,
     drift_control: bool = True,
-    sampling: str = "auto",
+    sampling: str = SAMPLING,
 ) -> Plan:
     """Return the best plan that both budgets of every device can pay for.
 
@@ -90,7 +95,7 @@ def plan(
     >>> bool(chosen.epsilon.max() <= 4.0 and chosen.cost.max() <= 1000)
     True
     """
-    choice("planner", planner, tuple(PLANNERS))
+    one_of("planner", planner, tuple(PLANNERS))
     check_target(weights, target)
     for name, value, kind in (
         ("problem", problem, Problem),
@@ -132,16 +137,18 @@ def _check_loss(model: Loss) -> None:
 
 
 def _is_cyclic(sampling: str, planner: str, accountant: str, prices: Prices) -> bool:
-    choice("sampling", sampling, SAMPLINGS)
+    one_of("sampling", sampling, SAMPLINGS)
     if sampling != "auto" and accountant == "pld":
         raise InvalidInputError(
             f"accountant pld is for Poisson-sampled batches, not for {sampling} ones: "
-            "leave out sampling, or take gdp or zcdp"
+            "leave out sampling, or take gdp or zcdp",
+            argument="accountant",
         )
     if sampling == "cyclic" and planner != "joint":
         raise InvalidInputError(
             f"planner {planner!r} knows no cyclic batches, whose noise does not grow "
-            "with every step: take planner 'joint', or sampling 'fixed'"
+            "with every step: take planner 'joint', or sampling 'fixed'",
+            argument="planner",
         )
     if sampling == "auto":
         priced = bool(np.any(floats(prices.computation_per_sample) > 0))

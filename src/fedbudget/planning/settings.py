@@ -1,6 +1,8 @@
-"""From what a planner chose to a plan: noise calibrated, costs added, all checked.
+"""What a planner is asked and what it answers, completed to a plan and checked.
 
-Pairs of tau and rounds are candidates only if every device can pay for them.
+`Setting` is the question and `Choice` the answer; `complete` calibrates the noise and
+adds the costs. Pairs of tau and rounds are candidates only if every device can pay for
+them.
 """
 
 from collections.abc import Iterator
@@ -17,6 +19,13 @@ from fedbudget.privacy import GDP, Accountant, NoisyGradients
 from fedbudget.privacy.runs import weak_promises
 from fedbudget.problem import Problem
 
+# Where a step or a round is free, a search still has to end. Progress and noise depend
+# on learning rate times steps: beyond this many steps nothing more is gained.
+MAX_STEPS = 20_000
+# How to plan, where nobody says otherwise.
+PLANNER, ACCOUNTANT = "joint", "gdp"
+WEIGHTING, TARGET, SAMPLING = "auto", "uniform", "auto"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
@@ -27,8 +36,8 @@ class Setting:
     prices: Prices
     accountant: Accountant
     unit_multiplier: Array  # of one step without sampling: see `unit_multiplier`
-    weights: str = "auto"
-    target: str = "uniform"  # of weights that are planned
+    weights: str = WEIGHTING
+    target: str = TARGET  # of weights that are planned
     sampled_excess: float = 1.0  # noise of sampled steps over its limit for many
     batch_size: NDArray[np.int64] | None = None  # given by the user, or planned
     learning_rate: float | None = None  # given by the user, or planned
@@ -89,7 +98,7 @@ class Setting:
             if max_rounds(self.budget, self.prices, tau=1, batch_size=option) > 0
         ]
         if not found:
-            check_one_round(self.budget, self.prices, batch_size=options[-1])
+            _check_one_round(self.budget, self.prices, batch_size=options[-1])
         return found
 
     def with_more(self, *, epsilon: float = 0.0, cost: float = 0.0) -> "Setting":
@@ -110,33 +119,6 @@ class Setting:
         if epsilon > 0:
             multiplier = unit_multiplier(self.problem, budget, self.accountant)
         return replace(self, budget=budget, unit_multiplier=multiplier)
-
-
-def unit_multiplier(problem: Problem, budget: Budget, accountant: Accountant) -> Array:
-    """Return each device's noise multiplier for one step without sampling.
-
-    Raises:
-        InfeasibleBudgetError: A device has no privacy left to spend.
-    """
-    plain = GDP if accountant.name == "pld" else accountant
-    found = plain.noise_multiplier(
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        steps=1,
-        prior_mu=problem.prior_mu,
-    )
-    left = np.isfinite(np.atleast_1d(found))
-    if not left.all():
-        device = int(np.argmax(~left))
-        spent = float(problem.prior_mu[device])
-        raise InfeasibleBudgetError(
-            f"device {device} has no privacy left: measuring constants cost it "
-            f"mu={spent:g}, its whole epsilon: raise the budget or assume the constants"
-            if spent > 0
-            else f"the privacy budget of device {device} is too small for any noise: "
-            "raise epsilon or delta"
-        )
-    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -239,13 +221,68 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
         reasons=(
             *choice.reasons,
             worth.reason,
-            *who_is_idle(each, choice.rounds),
+            *_who_is_idle(each, choice.rounds),
             *_cautions(setting, choice),
             *filter(None, [choice.advice]),
         ),
         advice=choice.advice,
         last_round=choice.last_round,
     )
+
+
+def _who_is_idle(rounds_each: NDArray[np.int64], rounds: int) -> Iterator[str]:
+    """Tell devices that leave early, or are not asked at all."""
+    idle, early = rounds_each == 0, (rounds_each > 0) & (rounds_each < rounds)
+    if early.any():
+        least, most = rounds_each[early].min(), rounds_each[early].max()
+        yield (
+            f"{int(early.sum())} of {len(early)} devices leave before the end, after "
+            f"round {least}{f' to {most}' if most > least else ''} of {rounds}: that "
+            "is what their budgets pay for, and the others go on"
+        )
+    if idle.any():
+        named = ", ".join(map(str, np.flatnonzero(idle)[:5]))
+        more = ", ..." if idle.sum() > 5 else ""
+        yield (
+            f"{int(idle.sum())} of {len(idle)} devices (number {named}{more}) are not "
+            "asked: their noise outweighs what they know; they spend nothing"
+        )
+
+
+def _cautions(setting: Setting, choice: Choice) -> Iterator[str]:
+    """Say what a reader should know before trusting the plan."""
+    if choice.tau * choice.rounds > 0.9 * MAX_STEPS:
+        yield f"the search ends at {MAX_STEPS} steps: more might be better"
+    problem = setting.problem
+    epsilon, delta, _ = setting.budget.per_device(problem.num_devices)
+    yield from weak_promises(epsilon, delta, problem.num_samples)
+
+
+def unit_multiplier(problem: Problem, budget: Budget, accountant: Accountant) -> Array:
+    """Return each device's noise multiplier for one step without sampling.
+
+    Raises:
+        InfeasibleBudgetError: A device has no privacy left to spend.
+    """
+    plain = GDP if accountant.name == "pld" else accountant
+    found = plain.noise_multiplier(
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        steps=1,
+        prior_mu=problem.prior_mu,
+    )
+    left = np.isfinite(np.atleast_1d(found))
+    if not left.all():
+        device = int(np.argmax(~left))
+        spent = float(problem.prior_mu[device])
+        raise InfeasibleBudgetError(
+            f"device {device} has no privacy left: measuring constants cost it "
+            f"mu={spent:g}, its whole epsilon: raise the budget or assume the constants"
+            if spent > 0
+            else f"the privacy budget of device {device} is too small for any noise: "
+            "raise epsilon or delta"
+        )
+    return found
 
 
 def sampled_excess(
@@ -268,15 +305,6 @@ def sampled_excess(
     return float(real / (q * GDP.noise_multiplier(**ask)))
 
 
-def _cautions(setting: Setting, choice: Choice) -> Iterator[str]:
-    """Say what a reader should know before trusting the plan."""
-    if choice.tau * choice.rounds > 0.9 * MAX_STEPS:
-        yield f"the search ends at {MAX_STEPS} steps: more might be better"
-    problem = setting.problem
-    epsilon, delta, _ = setting.budget.per_device(problem.num_devices)
-    yield from weak_promises(epsilon, delta, problem.num_samples)
-
-
 def check_batch_size(problem: Problem, batch_size: object) -> NDArray[np.int64] | None:
     """Return one batch size per device, at most its samples, or None."""
     if batch_size is None:
@@ -287,7 +315,8 @@ def check_batch_size(problem: Problem, batch_size: object) -> NDArray[np.int64] 
     if len(sizes) not in (1, problem.num_devices):
         raise InvalidInputError(
             f"batch_size has {len(sizes)} values but there are {problem.num_devices} "
-            "devices: give one number, or one per device"
+            "devices: give one number, or one per device",
+            argument="batch_size",
         )
     above = sizes > problem.num_samples
     if above.any() if len(sizes) > 1 else above.all():
@@ -295,14 +324,10 @@ def check_batch_size(problem: Problem, batch_size: object) -> NDArray[np.int64] 
         sizes = np.broadcast_to(sizes, above.shape)
         raise InvalidInputError(
             f"batch_size {sizes[device]:g} of device {device} is above its "
-            f"{problem.num_samples[device]} samples: lower it"
+            f"{problem.num_samples[device]} samples: lower it",
+            argument="batch_size",
         )
     return np.minimum(sizes, problem.num_samples).astype(np.int64)
-
-
-# Where a step or a round is free, a search still has to end. Progress and noise depend
-# on learning rate times steps: beyond this many steps nothing more is gained.
-MAX_STEPS = 20_000
 
 
 def max_rounds(
@@ -373,7 +398,7 @@ def affordable_pairs(
     Raises:
         InfeasibleBudgetError: A device cannot pay for a single round of one step.
     """
-    check_one_round(budget, prices, batch_size=batch_size)
+    _check_one_round(budget, prices, batch_size=batch_size)
     most = max_rounds(budget, prices, tau=1, batch_size=batch_size)
     spaced = np.geomspace(1, most, num=1 + int(np.log(most) / np.log(1.6)))
     pairs = []
@@ -400,7 +425,7 @@ def pairs_near(
     return sorted(pairs)
 
 
-def check_one_round(budget: Budget, prices: Prices, *, batch_size: ArrayLike) -> None:
+def _check_one_round(budget: Budget, prices: Prices, *, batch_size: ArrayLike) -> None:
     """Raise unless every device can pay for one round of one step."""
     price = prices.run_cost(rounds=1, tau=1, batch_size=batch_size)
     price, cost = np.broadcast_arrays(price, floats(budget.cost))
@@ -413,23 +438,4 @@ def check_one_round(budget: Budget, prices: Prices, *, batch_size: ArrayLike) ->
             f"cost budget {cost.flat[device]:g}{whose} is below the price of one round "
             f"with one step, {price.flat[device]:g}: raise the budget or lower the "
             f"prices{remedy if 0 < short.sum() < short.size else ''}"
-        )
-
-
-def who_is_idle(rounds_each: NDArray[np.int64], rounds: int) -> Iterator[str]:
-    """Tell devices that leave early, or are not asked at all."""
-    idle, early = rounds_each == 0, (rounds_each > 0) & (rounds_each < rounds)
-    if early.any():
-        least, most = rounds_each[early].min(), rounds_each[early].max()
-        yield (
-            f"{int(early.sum())} of {len(early)} devices leave before the end, after "
-            f"round {least}{f' to {most}' if most > least else ''} of {rounds}: that "
-            "is what their budgets pay for, and the others go on"
-        )
-    if idle.any():
-        named = ", ".join(map(str, np.flatnonzero(idle)[:5]))
-        more = ", ..." if idle.sum() > 5 else ""
-        yield (
-            f"{int(idle.sum())} of {len(idle)} devices (number {named}{more}) are not "
-            "asked: their noise outweighs what they know; they spend nothing"
         )

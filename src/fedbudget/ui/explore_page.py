@@ -3,8 +3,10 @@
 import numpy as np
 import streamlit as st
 
+from fedbudget.budget import DELTA
 from fedbudget.errors import FedbudgetError
 from fedbudget.planning import Plan
+from fedbudget.problem import USUAL_DISSIMILARITY
 from fedbudget.ui.charts import map_chart
 from fedbudget.ui.loss_map import (
     COSTS,
@@ -75,7 +77,7 @@ def _budgets() -> tuple[float, float]:
         _EPSILON,
         value=4,
         key="epsilon",
-        help="Privacy that each device may lose in the whole run; delta is 0.0001.",
+        help=f"Privacy that each device may lose in the whole run; delta is {DELTA:g}.",
     )
     cost = st.select_slider(
         "Cost",
@@ -111,7 +113,7 @@ def _fleet() -> Fleet:
     dissimilarity = st.segmented_control(
         "How unlike they are",
         ("iid", "mild", "strong"),
-        default="mild",
+        default=USUAL_DISSIMILARITY,
         required=True,
         key="dissimilarity",
         help="iid: their rows could be anybody's. strong: each would learn another "
@@ -123,7 +125,7 @@ def _fleet() -> Fleet:
         samples=int(samples),
         spread=float(spread),
         dim=int(dim),
-        dissimilarity=dissimilarity or "mild",
+        dissimilarity=dissimilarity or USUAL_DISSIMILARITY,
         communication=float(communication),
         computation=float(computation),
     )

@@ -11,6 +11,7 @@ from fedbudget.losses import loss_named
 from fedbudget.metering import round_messages
 from tests.cli.examples import write_sensors
 from tests.cli.running import assert_one_line, run
+from tests.fleet.conftest import new_broker
 
 QUICK = ("--seconds", "0.01")
 STEP = ("--samples", "40", "--dim", "4")
@@ -61,6 +62,64 @@ def test_prices_are_written_into_the_config(
     ]
     assert len(changed) == 3  # the prices, and nothing else
     assert run(capsys, "plan", "fedbudget.toml", "--cost", "1").code == 0
+
+
+TABLE = """\
+[prices]  # in joules
+communication = 100.0  # a round
+computation = 1.0
+# the last one
+computation_per_sample = 0.5
+"""
+SPELLINGS = {
+    "table": TABLE,
+    "carriage returns": TABLE.replace("\n", "\r\n"),
+    "white space": "  [ prices ]\n\tcommunication   =1e2   # a round\n\n",
+    "quoted": '["prices"]\n\'communication\' = 1_00.0\n"computation" = 1\n',
+    "empty table": "[prices]\n",
+    "missing": "",
+    "dotted": "prices.communication = 100\nprices . 'computation' = 1  # a step\n",
+    "one dotted": "prices.computation = 1\n",
+    "inline": "prices = { communication = 100.0, computation = 1 }  # both\n",
+    "inline empty": "prices = {}\n",
+}
+
+
+@pytest.mark.parametrize("prices", SPELLINGS.values(), ids=SPELLINGS)
+def test_prices_are_written_into_any_spelling(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prices: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sensors(tmp_path)
+    run(capsys, "init", "sensors.csv", "--label", "alarm", "--device", "sensor_id")
+    path = tmp_path / "fedbudget.toml"
+    first, _, rest = path.read_text().partition("[prices]")
+    rest = rest[rest.index("# A device may set its own") :]
+    text = rest + first if prices.lstrip().startswith("[") else first + rest
+    before = prices + text.replace("\n", "\r\n" if "\r" in prices else "\n")
+    path.write_bytes(before.encode())
+    result = run(
+        capsys, "measure", "fedbudget.toml", "--write", *QUICK, "--watts", "4", "--json"
+    )
+    measured = json.loads(result.out)
+    after = path.read_bytes().decode()
+    names = ("communication", "computation")
+    written = {name: float(f"{measured[name]:.6g}") for name in names}
+    expected = tomllib.loads(before) | {"prices": written}
+    expected["prices"]["computation_per_sample"] = 0.0
+    assert tomllib.loads(after) == expected
+    kept = [line for line in before.splitlines() if line.lstrip().startswith("#")]
+    assert [line for line in after.splitlines() if line in kept] == kept
+    assert ("\n" in after.replace("\r\n", "")) == ("\r" not in before)
+    planned = run(capsys, "plan", "fedbudget.toml", "--cost", "1", "--json")
+    plan = json.loads(planned.out)
+    cost = plan["rounds"] * (
+        written["communication"] + plan["tau"] * written["computation"]
+    )
+    assert max(plan["cost"]) == pytest.approx(cost)
 
 
 KINDS = "id,volts,kind\n" + "".join(
@@ -124,6 +183,29 @@ def test_a_config_without_prices_gets_them() -> None:
     assert tomllib.loads(text) == {"prices": {"computation": 2}, "train": {"seed": 1}}
 
 
+@pytest.mark.parametrize("kind", ["amqtt", "mosquitto"])
+def test_the_fleets_broker_takes_the_certificate_for_measuring_and_no_other(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
+) -> None:
+    certs = tmp_path / "certs"
+    assert run(capsys, "certs", str(certs), "--devices", "oven").code == 0
+
+    def files(pair: Path) -> tuple[str, ...]:
+        ends = (f"{pair}.pem", f"{pair}.key")
+        return "--ca", f"{certs}/ca.pem", "--certificate", ends[0], "--key", ends[1]
+
+    with new_broker(kind, certs, tmp_path) as broker:
+        where = ("measure", *STEP, *QUICK, "--broker", f"localhost:{broker.port}")
+        done = run(capsys, *where, *files(certs / "measure"), "--json")
+        assert (done.code, done.err) == (0, "")
+        assert json.loads(done.out)["link"] == f"MQTT, localhost:{broker.port}"
+        table = run(capsys, *where, *files(certs / "measure"))
+        assert table.code == 0 and "no network was used" not in table.out
+        refused = run(capsys, *where, *files(certs / "devices" / "oven"))
+    says = ("oven.pem' is that of 'oven'", "take measure.pem")
+    assert_one_line(refused, code=2, says=says)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -135,6 +217,9 @@ def test_a_config_without_prices_gets_them() -> None:
         ((*STEP, "--unit", "miles", *QUICK), 2, ("unit 'miles'", "seconds, joules")),
         ((*STEP, "--broker", "a:b"), 2, ("'a:b'", "HOST:PORT")),
         ((*STEP, "--broker", "127.0.0.1:1", *QUICK), 1, ("cannot be reached",)),
+        ((*STEP, "--broker", "[::1]:1", *QUICK), 1, ("broker [::1]:1 cannot",)),
+        ((*STEP, "--ca", "ca.pem"), 2, ("--ca", "name --broker")),
+        ((*STEP, "--broker", "a", "--ca", "b"), 2, ("--certificate is missing",)),
         (("none.toml",), 2, ("none.toml",)),
     ],
 )

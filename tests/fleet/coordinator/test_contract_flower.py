@@ -59,7 +59,7 @@ class MemoryGrid:
         self.guards: dict[int, Path] = {}  # by node
         self.away: set[int] = set()  # connected, but silent
         self.messages: list[Message] = []
-        self._replies: dict[str, Message] = {}
+        self.replies: dict[str, Message] = {}
         self._app = client_app()
 
     def get_node_ids(self) -> list[int]:
@@ -71,7 +71,7 @@ class MemoryGrid:
             message.metadata.__dict__["_message_id"] = number
             self.messages.append(message)
             if message.metadata.dst_node_id not in self.away:
-                self._replies[number] = self.answer(message)
+                self.replies[number] = self.answer(message)
         return [message.metadata.message_id for message in messages]
 
     def answer(self, message: Message) -> Message:
@@ -80,7 +80,7 @@ class MemoryGrid:
         return self._app(message, context)
 
     def pull_messages(self, numbers: list[str]) -> list[Message]:
-        return [self._replies.pop(n) for n in numbers if n in self._replies]
+        return [self.replies.pop(n) for n in numbers if n in self.replies]
 
 
 @dataclass
@@ -159,7 +159,7 @@ def test_a_device_that_was_away_is_sent_the_newest_order_only(
         drain(channel)
     sent = fleet.grid.messages[4:]
     assert len(sent) == 1  # the first is on its way, and the others wait
-    fleet.grid._replies[sent[0].metadata.message_id] = fleet.grid.answer(sent[0])
+    fleet.grid.replies[sent[0].metadata.message_id] = fleet.grid.answer(sent[0])
     drain(channel)
     parcels = [m.content[PARCEL][PARCEL] for m in fleet.grid.messages[4:]]
     offer, order = topics.offer("device-0"), topics.order(bytes(16))

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from fedbudget.fleet.device.policy import Policy
-from fedbudget.fleet.device.process import Device, broker_of, serve
+from fedbudget.fleet.device.process import Device, serve
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import COORDINATOR, identity_of
 from fedbudget.fleet.transport.channel import Channel
-from fedbudget.fleet.transport.mqtt import Broker, Connection
+from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from tests.contract_devices import DevicesContract, Make
 from tests.fleet.brokers import BrokerProcess
@@ -30,11 +31,13 @@ class MqttFleet(Fleet):
 
     def serve(self, device: Device, policy: Policy) -> None:
         assert policy.broker is not None
-        serve(device, broker_of(policy.broker), self.stop)
+        serve(device, policy.broker, self.stop)
 
     def channel(self) -> Channel:
         self.connection = Connection(
-            Broker(port=self.port, identity=identity_of(self.certs, COORDINATOR)),
+            BrokerAddress(
+                port=self.port, identity=identity_of(self.certs, COORDINATOR)
+            ),
             name=COORDINATOR,
             topics=topics.coordinator_reads(),
         ).start()

@@ -17,8 +17,9 @@ from fedbudget.checks import Array
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.rounds import farthest
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.channel import Message
-from fedbudget.fleet.transport.mqtt import Broker, Connection
+from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder, RunOffer
@@ -66,7 +67,7 @@ class Scripted(Connection):
     """A connection to devices that do what a test says."""
 
     def __init__(self, scripts: dict[str, Script] | None = None) -> None:
-        super().__init__(Broker(), name="coordinator", topics=())
+        super().__init__(BrokerAddress(), name="coordinator", topics=())
         self.scripts = scripts or {}
         self.orders: list[bytes] = []
         self.offers: list[str] = []

@@ -159,7 +159,7 @@ def test_without_drift_control_nothing_is_shifted_or_kept(device: Watched) -> No
     for number in (1, 2, 3):
         assert device.site.order(run=run, round=number).code == "answered"
     assert not np.any(device.shifts)
-    assert device.site.guard._accounts.last_answer(run) is None
+    assert device.site.last_answer(run) is None
 
 
 LOST = {
@@ -221,7 +221,7 @@ def test_a_model_that_would_shift_beyond_all_bounds_is_refused_for_free(
 def test_the_last_round_keeps_no_course(device: Watched) -> None:
     for number in (1, 8):  # of eight
         device.order(number)
-        kept = device.site.guard._accounts.last_answer(RUN)
+        kept = device.site.last_answer(RUN)
         assert (kept is None) == (number == 8)
 
 

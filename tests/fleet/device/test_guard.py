@@ -9,13 +9,16 @@ import pytest
 
 from fedbudget.errors import LedgerError
 from fedbudget.fleet.device import guard as guard_module
+from fedbudget.fleet.device.exact_steps import noisy_steps
+from fedbudget.fleet.device.ledger_file import Accounts
 from fedbudget.fleet.device.policy import read_policy
+from fedbudget.fleet.device.statement import read_statement
 from fedbudget.fleet.wire.codec import encode
 from fedbudget.fleet.wire.messages import Reply, theta_from_bytes
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.ledger import Charge, Ledger
 from tests.fleet.devices import SIGNER, Site, new_site, rows
-from tests.fleet.examples import RUN, offer, order, theta
+from tests.fleet.examples import offer, order, theta
 
 OTHER_RUN = bytes(16)
 
@@ -264,17 +267,25 @@ def grow(site: Site, count: int) -> None:
     np.savez(site.folder / "rows.npz", x=x, y=y)
 
 
-def test_new_rows_wait_for_the_next_run(joined: Site) -> None:
+def test_new_rows_wait_for_the_next_run(
+    joined: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []  # rows of each round
+
+    def noted(theta: Any, rows: Any, **how: Any) -> Any:
+        used.append(len(rows))
+        return noisy_steps(theta, rows, **how)
+
+    monkeypatch.setattr("fedbudget.fleet.device.guard.noisy_steps", noted)
     joined.order()
     grow(joined, 130)
     assert joined.guard.refresh()
     assert joined.guard.declaration.num_samples == 130
     assert joined.order(round=2).code == "answered"
-    frozen = joined.guard._frozen[RUN].rows
-    assert len(frozen) == 100
     changes = {"run": OTHER_RUN, "num_samples": 130, "batch_size": 130}
     assert joined.offer(**changes).code == "accepted"
     assert joined.order(run=OTHER_RUN).code == "answered"
+    assert used == [100, 100, 130]
     # One data set, one budget, however it grew.
     assert joined.spent[1] == 3 * 105
 
@@ -369,11 +380,10 @@ def test_rows_that_the_ledger_could_not_note_are_not_used(
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as trouble:
-        trouble.setattr(site.guard._accounts, "note_data", full)
+        trouble.setattr(Accounts, "note_data", full)
         with pytest.raises(LedgerError):
             site.guard.refresh()
     assert site.guard.declaration.num_samples == 100
     assert site.guard.refresh()
     assert site.guard.declaration.num_samples == 105
-    assert site.guard._accounts.data is not None
-    assert site.guard._accounts.data[0] == 105
+    assert read_statement(site.policy.ledger).rows == 105

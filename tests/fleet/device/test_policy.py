@@ -21,7 +21,7 @@ def test_a_policy_is_read(tmp_path: Path) -> None:
     assert policy.orders.trusted == (SIGNER.public_key,)
     assert policy.ledger == tmp_path / "ledger.sqlite"
     assert policy.broker is not None and policy.socket is None
-    assert (policy.broker.port, policy.broker.ca) == (8883, None)
+    assert (policy.broker.port, policy.broker.identity) == (8883, None)
 
 
 def test_runs_are_joined_by_pattern(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ MISTAKES = {
     "half a step": (
         "most_tau = 50",
         "most_tau = 0.5",
-        "orders.most_tau must be a n",
+        "orders.most_tau must be a whole",
     ),
     "no steps": ("most_tau = 50", "most_tau = 0", "orders.most_tau must be a whole"),
     "no noise": (
@@ -79,6 +79,8 @@ MISTAKES = {
     "another loss": ("logistic", "deep", "data.loss 'deep' is not known"),
     "a table without schema": ("rows.npz", "rows.csv", "data.schema is missing"),
     "a far broker in the clear": ("localhost", "example.org", "broker.ca is missing"),
+    "one broker of two afar": ("localhost", "::1,b:1", "broker.ca is missing"),
+    "a broker's URL": ("localhost", "mqtts://a", "broker.host is wrong: broker 'mqtt"),
     "two ways in": (
         "[broker]",
         '[socket]\nfile = "guard.sock"\n[broker]',

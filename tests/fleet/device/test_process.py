@@ -153,6 +153,17 @@ def test_a_wrong_policy_is_one_line_and_exit_code_2(
         assert_one_line(wrong, code=2, says=("budget.delta must be",))
 
 
+def test_a_certificate_that_is_missing_is_named_before_the_rows_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_device(tmp_path)
+    files = 'ca = "ca.pem"\ncertificate = "roof.pem"\nkey = "roof.key"\n'
+    path.write_text(path.read_text().replace("[broker]\n", f"[broker]\n{files}"))
+    (tmp_path / "rows.npz").unlink()
+    refused = run(capsys, "device", str(path))
+    assert_one_line(refused, code=2, says=("ca.pem' is not there", "fedbudget certs"))
+
+
 def test_a_device_without_a_broker_waits_and_stops_when_told(tmp_path: Path) -> None:
     path = write_device(tmp_path, port=1)  # where nobody listens
     command = [*FEDBUDGET, "device", str(path)]

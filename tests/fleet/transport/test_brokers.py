@@ -10,13 +10,14 @@ import pytest
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import (
     COORDINATOR,
     identity_of,
     make_certificates,
 )
 from fedbudget.fleet.transport.channel import Message
-from fedbudget.fleet.transport.mqtt import Broker, Connection, _tls
+from fedbudget.fleet.transport.mqtt import Connection, _tls
 from fedbudget.fleet.wire import topics
 from tests.fleet.brokers import BrokerProcess
 
@@ -32,16 +33,15 @@ def connected(
     reads = topics.device_reads(name)
     if name == COORDINATOR:
         reads = topics.coordinator_reads()
-    where = Broker(port=broker.port, identity=identity_of(broker.certs, holds or name))
+    where = BrokerAddress(
+        port=broker.port, identity=identity_of(broker.certs, holds or name)
+    )
     will = None
     if name != COORDINATOR:
         will = (topics.status(name), topics.OFFLINE)
     connection = Connection(where, name=name, topics=reads, will=will)
-    subscribed = threading.Event()
-    connection._client.on_subscribe = lambda *_: subscribed.set()
     with connection:
-        assert answered(connection)
-        assert not connection.connected or subscribed.wait(20)
+        assert not tried(connection) or connection.flush(20)
         if name == COORDINATOR:
             # What earlier tests have left comes before what it sends to itself.
             connection.publish(topics.status("nobody"), END)
@@ -53,14 +53,11 @@ def connected(
             connection.flush(5)
 
 
-def answered(connection: Connection) -> bool:
-    """Wait until the broker has taken us, or has not; return whether it did either."""
-    end = time.monotonic() + 20
-    while not connection.connected and not connection._last_problem:
-        if time.monotonic() > end:
-            return False
-        connection.wait_connected(0.05)
-    return True
+def tried(connection: Connection) -> bool:
+    """Wait until the broker has taken us, or has not; return whether it has."""
+    taken = connection.wait_tried(20)
+    assert taken or connection.problem
+    return taken
 
 
 def received(connection: Connection, count: int, seconds: float = 10) -> list[Message]:
@@ -111,7 +108,7 @@ def test_a_device_speaks_and_reads_only_as_itself(broker: BrokerProcess) -> None
         thief.publish(topics.reply("device-5"), b"forged")
         thief.publish(topics.order(RUN), b"forged")
         thief.publish(topics.declare("device-5"), b"forged", retain=True)
-        thief._client.subscribe([("fedbudget/#", 1), (topics.offer("device-5"), 1)])
+        thief.subscribe("fedbudget/#", topics.offer("device-5"))
         thief.publish(topics.reply("device-4"), b"honest")
         thief.publish(topics.reply("device-4"), END)
         assert payloads(received(server, 2)) == [b"honest", END]
@@ -145,8 +142,11 @@ def test_who_connects_as_another_does_not_touch_its_session(
 ) -> None:
     with connected(broker, COORDINATOR) as server, connected(broker, name) as victim:
         thief = intruder(broker, name, holds="device-14", clean=clean)
+        answer = threading.Event()  # taken or refused
+        thief.on_connect = lambda *_: answer.set()
+        thief.on_connect_fail = thief.on_disconnect = lambda *_: answer.set()
         thief.loop_start()
-        time.sleep(1)
+        assert answer.wait(30)
         server.publish(topics.order(RUN), b"order")
         assert payloads(received(victim, 1)) == [b"order"]
         cable = victim._client.socket()
@@ -201,8 +201,8 @@ def test_a_broker_without_our_certificate_is_refused(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
     make_certificates(tmp_path / "other", ["device-12"])
-    where = Broker(
+    where = BrokerAddress(
         port=broker.port, identity=identity_of(tmp_path / "other", "device-12")
     )
     with Connection(where, name="device-12", topics=()) as stranger:
-        assert answered(stranger) and not stranger.connected
+        assert not tried(stranger)

@@ -45,10 +45,18 @@ def test_memory_is_bounded() -> None:
     joiner = Joiner(max_bytes=1 << 20)
     with pytest.raises(MessageError, match="above the limit"):
         joiner.add("t", split("t", LARGE)[0][1])
-    for seed in range(50):
-        message = encode(random.Random(seed).randbytes(200_000))
+    messages = [encode(random.Random(n).randbytes(200_000)) for n in range(50)]
+    for message in messages:
         joiner.add("t", split("t", message)[0][1])
-    assert len(joiner._pending["t"]) == 2
+    # Of two, the newest, the beginning is still there.
+    newest = [ends(joiner, "t", message) for message in messages[:-3:-1]]
+    assert newest == messages[:-3:-1]
+    assert ends(joiner, "t", messages[-3]) is None
+
+
+def ends(joiner: Joiner, sender: str, message: bytes) -> bytes | None:
+    """Send all chunks but the first, and return what came of the last."""
+    return [joiner.add(sender, piece) for _, piece in split("t", message)[1:]][-1]
 
 
 def test_senders_are_bounded() -> None:
@@ -56,7 +64,9 @@ def test_senders_are_bounded() -> None:
     pieces = split("t", LARGE)
     for sender in range(100):
         joiner.add(f"order/{sender}", pieces[0][1])
-    assert list(joiner._pending) == ["order/97", "order/98", "order/99"]
+    kept = [ends(joiner, f"order/{sender}", LARGE) for sender in (97, 98, 99)]
+    assert kept == [LARGE] * 3
+    assert ends(joiner, "order/96", LARGE) is None
 
 
 def test_chunks_that_lie_are_refused() -> None:

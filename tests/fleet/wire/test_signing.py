@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedbudget.errors import InvalidInputError, MessageError
 from fedbudget.fleet.wire.codec import decode, encode
@@ -36,7 +38,9 @@ def test_a_strangers_signature_does_not_count() -> None:
 
 def test_a_signature_for_another_use_does_not_count() -> None:
     body = order().to_bytes()
-    bare = SIGNER._key.sign(body)
+    key = load_pem_private_key(SIGNER.to_pem(), password=None)
+    assert isinstance(key, Ed25519PrivateKey)
+    bare = key.sign(body)
     with pytest.raises(UntrustedError):
         TRUST.open(encode([body, bare]))
 

@@ -2,16 +2,18 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbudget.cli.config import Config, read_config, with_prices
-from fedbudget.cli.options import OUTPUT, Question
+from fedbudget.cli.config import Config, read_config, write_prices
+from fedbudget.cli.options import OUTPUT, AsJson, parse_number, parse_whole
 from fedbudget.cli.output import print_json, progress
 from fedbudget.errors import InvalidInputError
-from fedbudget.files import whole_file
 from fedbudget.losses import Loss, loss_named
+
+if TYPE_CHECKING:
+    from fedbudget.fleet.transport.address import BrokerAddress
 
 _WORK, _ENERGY, _LINK = "Work", "Energy", "Network"
 
@@ -29,6 +31,7 @@ def measure(
     samples: Annotated[
         int | None,
         typer.Option(
+            parser=parse_whole,
             help="Rows in a local step. Default: those of the config's largest device.",
             show_default=False,
             rich_help_panel=_WORK,
@@ -37,6 +40,7 @@ def measure(
     dim: Annotated[
         int | None,
         typer.Option(
+            parser=parse_whole,
             help="Columns of a row. Default: those of the config.",
             show_default=False,
             rich_help_panel=_WORK,
@@ -54,6 +58,7 @@ def measure(
     classes: Annotated[
         int | None,
         typer.Option(
+            parser=parse_whole,
             help="Number of classes, for softmax. Default: 2, or the config's.",
             show_default=False,
             rich_help_panel=_WORK,
@@ -62,12 +67,15 @@ def measure(
     seconds: Annotated[
         float,
         typer.Option(
-            help="How long to repeat steps, and then rounds.", rich_help_panel=_WORK
+            parser=parse_number,
+            help="How long to repeat steps, and then rounds.",
+            rich_help_panel=_WORK,
         ),
     ] = 1.0,
     watts: Annotated[
         float | None,
         typer.Option(
+            parser=parse_number,
             help="What the device draws while it works, in watts. Default: read from "
             "the processor (RAPL), where that is allowed.",
             show_default=False,
@@ -86,9 +94,9 @@ def measure(
     broker: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT",
-            help="MQTT broker to send a round's messages through. Default: none, TCP "
-            "on this machine.",
+            metavar="HOST[:PORT]",
+            help="The fleet's broker, to send a round's messages through; port 8883 "
+            "unless given. Default: none, TCP on this machine.",
             show_default=False,
             rich_help_panel=_LINK,
         ),
@@ -96,7 +104,7 @@ def measure(
     ca: Annotated[
         str | None,
         typer.Option(
-            help="The broker's certificate authority: turns on TLS. Default: none.",
+            help="The fleet's authority, ca.pem: turns on TLS. Default: none.",
             show_default=False,
             rich_help_panel=_LINK,
         ),
@@ -104,7 +112,7 @@ def measure(
     certificate: Annotated[
         str | None,
         typer.Option(
-            help="This device's certificate, for mutual TLS. Default: none.",
+            help="The certificate for measuring, measure.pem. Default: none.",
             show_default=False,
             rich_help_panel=_LINK,
         ),
@@ -112,7 +120,7 @@ def measure(
     key: Annotated[
         str | None,
         typer.Option(
-            help="The key of that certificate. Default: none.",
+            help="The key of that certificate, measure.key. Default: none.",
             show_default=False,
             rich_help_panel=_LINK,
         ),
@@ -125,28 +133,22 @@ def measure(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure what a step and a round cost on this device: its prices.
 
     Steps are those of fedbudget device, ten a round; a round is its messages.
     """
-    from fedbudget.metering import Broker, measure as measured_here, parse_broker
+    from fedbudget.metering import measure as measured_here
 
     if write and config is None:
         raise InvalidInputError("--write needs a file to write to: name the config")
     with progress("reading the config"):
         read = None if config is None else read_config(config)
         work = _work(read, samples=samples, dim=dim, loss=loss, classes=classes)
-    place = None
-    if broker is not None:
-        host, port = parse_broker(broker)
-        place = Broker(host=host, port=port, ca=ca, certificate=certificate, key=key)
+    address = _address(broker, ca=ca, certificate=certificate, key=key)
     with progress("timing local steps and rounds"):
-        found = measured_here(**work, seconds=seconds, watts=watts, broker=place)
+        found = measured_here(**work, seconds=seconds, watts=watts, broker=address)
     unit = found.units[-1] if unit is None else unit
     communication, computation = found.prices(unit)
     prices = {
@@ -158,13 +160,30 @@ def measure(
         "computation_per_sample": (0.0, "the step's price holds all of it"),
     }
     if write and config is not None:
-        _write(config, prices)
+        write_prices(config, prices)
     if as_json:
         print_json(_plain(found, unit, work))
         return
     from fedbudget.cli.views.measure import show_measured
 
     show_measured(found, prices, unit=unit, written=config if write else None)
+
+
+def _address(broker: str | None, **files: str | None) -> "BrokerAddress | None":
+    """Return the broker to measure through, if one is named, and our identity there."""
+    from fedbudget.fleet.transport.address import BrokerAddress
+    from fedbudget.fleet.transport.certificates import Identity
+
+    given = {name: Path(file) for name, file in files.items() if file is not None}
+    if given and broker is None:
+        raise InvalidInputError(f"--{next(iter(given))} needs a broker: name --broker")
+    if broker is None:
+        return None
+    if given and (lacking := [name for name in files if name not in given]):
+        raise InvalidInputError(
+            f"--{lacking[0]} is missing: TLS needs --ca, --certificate and --key"
+        )
+    return BrokerAddress(host=broker, identity=Identity(**given) if given else None)
 
 
 def _work(config: Config | None, **given: Any) -> dict[str, Any]:
@@ -184,24 +203,21 @@ def _work(config: Config | None, **given: Any) -> dict[str, Any]:
 
 def _shape(config: Config) -> dict[str, Any]:
     """Return the shape of the config's data; its rows are counted, not used."""
-    from fedbudget.cli.sources import read_data
+    from fedbudget.cli.sources import DataOptions, read_data
 
-    names = {item.name for item in fields(Question)}
-    told = {name: held for name, held in config.options.items() if name in names}
-    data = read_data(Question(data=config.table, **told))
-    problem = data.problem(loss=told.get("loss"))
+    names = {item.name for item in fields(DataOptions)}
+    options = {name: held for name, held in config.options.items() if name in names}
+    try:
+        data = read_data(DataOptions(data=config.table, **options))
+        problem = data.problem(loss=options.get("loss"))
+    except InvalidInputError as error:
+        raise config.located(error, options) from None
     return {
         "samples": int(problem.num_samples.max()),
         "dim": problem.dim,
         "loss": problem.model.name,
         "classes": data.num_classes,
     }
-
-
-def _write(config: str, prices: dict[str, tuple[float, str]]) -> None:
-    text = with_prices(Path(config).read_text(encoding="utf-8"), prices)
-    with whole_file(config) as file:
-        file.write(text)
 
 
 def _plain(found: Any, unit: str, work: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def show_measured(
         for key, (value, _) in prices.items():
             console.print(f"  {key} = {value:.6g}", markup=False)
         show_item(console, f"a cost budget is now in {unit}: set budget.cost to match")
-        if "no network" in found.link:
+        if found.broker is None:
             show_item(
                 console,
                 "no network was used: measure the round with --broker from where the "

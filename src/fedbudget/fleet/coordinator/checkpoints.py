@@ -18,6 +18,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ CREATE TABLE IF NOT EXISTS offers (device TEXT PRIMARY KEY, payload BLOB NOT NUL
 CREATE TABLE IF NOT EXISTS orders (round INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS replies (
   round INTEGER NOT NULL, device TEXT NOT NULL, outcome TEXT NOT NULL,
-  reason TEXT NOT NULL, theta BLOB, PRIMARY KEY (round, device)
+  reason TEXT NOT NULL, theta BLOB, code TEXT NOT NULL DEFAULT '',
+  PRIMARY KEY (round, device)
 );
 CREATE TABLE IF NOT EXISTS rounds (
   round INTEGER PRIMARY KEY, theta BLOB NOT NULL, seconds REAL NOT NULL
@@ -48,7 +50,24 @@ CREATE TABLE IF NOT EXISTS dropped (
 );
 """
 
-ANSWERED, LATE, REFUSED = "answered", "late", "refused"
+# The schema's version, in the file's header: 0 had no codes, but texts that begin with
+# one and a colon. Each step is written together with its version, or not at all.
+_VERSION = 1
+_ADD_CODES = """
+ALTER TABLE replies ADD COLUMN code TEXT NOT NULL DEFAULT '';
+UPDATE replies SET code = substr(reason, 1, instr(reason || ':', ':') - 1)
+  WHERE outcome = 'refused';
+"""
+
+
+class Outcome(StrEnum):
+    """What came of a device's part in a round."""
+
+    ANSWERED = "answered"
+    LATE = "late"
+    REFUSED = "refused"
+
+
 # It had refused the run, and then joined: what came of this round is not known.
 JOINED_LATE = "joined-late"
 # A device of which this is known may have been charged: its answer was lost, its model
@@ -84,8 +103,9 @@ class StoredReply:
 
     round: int
     device: str
-    outcome: str  # answered | late | refused
-    reason: str = ""
+    outcome: Outcome
+    code: str = ""  # of a refusal: one of REFUSALS, or JOINED_LATE
+    reason: str = ""  # of a refusal, for people; no decision rests on it
     theta: bytes | None = None
 
 
@@ -99,11 +119,32 @@ class Checkpoints:
             self._database = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=1.0
             )
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=FULL")
-            # A second coordinator of the same run would publish orders of its own.
-            self._database.execute("PRAGMA locking_mode=EXCLUSIVE")
-            self._database.executescript(_TABLES)
+            try:
+                self._open()
+            except BaseException:
+                self._database.close()
+                raise
+
+    def _open(self) -> None:
+        """Take the file for this coordinator alone, and bring its schema up to date."""
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")
+        # A second coordinator of the same run would publish orders of its own.
+        self._database.execute("PRAGMA locking_mode=EXCLUSIVE")
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        if version > _VERSION:
+            raise RecordError(
+                f"checkpoint {self.path} has schema version {version}, and this "
+                f"release reads up to {_VERSION}: go on with the release that wrote it"
+            )
+        if version == _VERSION:
+            return
+        replies = "SELECT 1 FROM sqlite_master WHERE name = 'replies'"
+        older = self._database.execute(replies).fetchone() is not None
+        self._database.executescript(
+            f"BEGIN IMMEDIATE; {_ADD_CODES if older else ''} {_TABLES} "
+            f"PRAGMA user_version = {_VERSION}; COMMIT"
+        )
 
     def close(self) -> None:
         """Let another coordinator take over."""
@@ -167,23 +208,37 @@ class Checkpoints:
     def replies(self, round: int) -> dict[str, StoredReply]:
         """Return what has come in for a round, by device."""
         rows = self._all(
-            "SELECT device, outcome, reason, theta FROM replies WHERE round = ?",
+            "SELECT device, outcome, code, reason, theta FROM replies WHERE round = ?",
             (round,),
         )
         return {
             device: StoredReply(
-                round=round, device=device, outcome=outcome, reason=reason, theta=theta
+                round=round,
+                device=device,
+                outcome=Outcome(outcome),
+                code=code,
+                reason=reason,
+                theta=theta,
             )
-            for device, outcome, reason, theta in rows
+            for device, outcome, code, reason, theta in rows
         }
 
     def add_reply(self, reply: StoredReply) -> None:
         """Store a reply; an answer replaces a refusal, nothing replaces an answer."""
         self._do(
-            "INSERT INTO replies VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-            "outcome = excluded.outcome, reason = excluded.reason, "
-            f"theta = excluded.theta WHERE replies.outcome = '{REFUSED}'",
-            (reply.round, reply.device, reply.outcome, reply.reason, reply.theta),
+            "INSERT INTO replies (round, device, outcome, code, reason, theta) "
+            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "outcome = excluded.outcome, code = excluded.code, "
+            "reason = excluded.reason, theta = excluded.theta "
+            "WHERE replies.outcome = 'refused'",
+            (
+                reply.round,
+                reply.device,
+                reply.outcome,
+                reply.code,
+                reply.reason,
+                reply.theta,
+            ),
         )
 
     def forget_refusals(self) -> None:
@@ -191,10 +246,10 @@ class Checkpoints:
         self._do(
             "DELETE FROM replies WHERE outcome = ? AND round NOT IN "
             "(SELECT round FROM rounds)",
-            (REFUSED,),
+            (Outcome.REFUSED,),
         )
 
-    def rounds_with(self, outcome: str) -> dict[str, int]:
+    def rounds_with(self, outcome: Outcome) -> dict[str, int]:
         """Return in how many rounds that are over each device had this outcome."""
         return dict(
             self._all(
@@ -207,13 +262,13 @@ class Checkpoints:
     def rounds_refused(
         self, rounds: int, *, except_for: Sequence[str]
     ) -> dict[str, int]:
-        """Return how many of the first rounds each device refused, free of charge."""
-        charged = " AND reason NOT LIKE ?" * len(except_for)
+        """Return how many of the first rounds each device refused by another code."""
+        marks = ", ".join("?" * len(except_for))
         return dict(
             self._all(
                 "SELECT device, count(*) FROM replies WHERE outcome = ? AND round "
-                f"BETWEEN 1 AND ?{charged} GROUP BY device",
-                (REFUSED, rounds, *(f"{code}%" for code in except_for)),
+                f"BETWEEN 1 AND ? AND code NOT IN ({marks}) GROUP BY device",
+                (Outcome.REFUSED, rounds, *except_for),
             )
         )
 
@@ -271,7 +326,7 @@ class Checkpoints:
             yield
         except (sqlite3.Error, OSError) as error:
             remedy = "make room, or choose another folder"
-            if "locked" in str(error):
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
                 remedy = "another coordinator is using it; stop that one first"
             raise RecordError(
                 f"checkpoint {self.path} cannot be used ({error}): {remedy}"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fedbudget.checks import Array, choice, whole, within
+from fedbudget.checks import Array, one_of, whole, within
 from fedbudget.errors import (
     InvalidInputError,
     MessageError,
@@ -18,6 +18,13 @@ from fedbudget.errors import (
     TrainingError,
 )
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints, StoredRun
+from fedbudget.fleet.coordinator.defaults import (
+    DEADLINE,
+    MINIMUM,
+    NAME,
+    PATIENCE,
+    PRECISION,
+)
 from fedbudget.fleet.coordinator.roster import Roster, check_fit
 from fedbudget.fleet.coordinator.rounds import Asked, OpenRound, Reach, theta_of
 from fedbudget.fleet.coordinator.spending import Tally
@@ -104,15 +111,15 @@ class FleetDevices:
         *,
         signer: Signer,
         checkpoints: Checkpoints,
-        name: str = "run",
-        deadline: float = 60.0,
-        minimum: int = 1,
-        patience: int = 10,
-        precision: str = "float32",
+        name: str = NAME,
+        deadline: float = DEADLINE,
+        minimum: int = MINIMUM,
+        patience: int = PATIENCE,
+        precision: str = PRECISION,
         roster: Roster | None = None,
     ) -> None:
         within("deadline", deadline, above=0)
-        choice("precision", precision, tuple(PRECISIONS))
+        one_of("precision", precision, tuple(PRECISIONS))
         self.declared, self.name = tuple(declared), name
         self.deadline, self.patience = float(deadline), whole("patience", patience)
         self.minimum = whole("minimum", minimum, most=len(self.declared))

@@ -13,19 +13,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedbudget.checks import choice, whole, within
+from fedbudget.checks import one_of, whole, within
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator.defaults import (
+    DEADLINE,
+    MINIMUM,
+    NAME,
+    PATIENCE,
+    PRECISION,
+    WAIT,
+)
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather, plan_fleet
 from fedbudget.fleet.coordinator.status import Source, StatusServer
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import COORDINATOR
 from fedbudget.fleet.transport.channel import Channel
-from fedbudget.fleet.transport.mqtt import Broker, Connection
+from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import PRECISIONS, Declaration
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import PLANNERS, Plan
-from fedbudget.problem import Problem
+from fedbudget.planning.settings import PLANNER
+from fedbudget.problem import USUAL_DISSIMILARITY, Problem
 from fedbudget.record import Record, Round, read_run
 from fedbudget.training import Run, train
 
@@ -38,16 +48,17 @@ class Settings:
 
     out: Path
     signing_key: Path
-    broker: Broker = field(default_factory=Broker)  # unless a channel is given
-    name: str = "run"
+    # Unless a channel is given.
+    broker: BrokerAddress = field(default_factory=BrokerAddress)
+    name: str = NAME
     devices: int | None = None  # to wait for; none: all that come in time
-    wait: float = 60.0  # seconds for them
-    deadline: float = 60.0
-    minimum: int = 1
-    patience: int = 10
-    precision: str = "float32"
-    dissimilarity: str | float = "mild"
-    planner: str = "joint"
+    wait: float = WAIT  # seconds for them
+    deadline: float = DEADLINE
+    minimum: int = MINIMUM
+    patience: int = PATIENCE
+    precision: str = PRECISION
+    dissimilarity: str | float = USUAL_DISSIMILARITY
+    planner: str = PLANNER
     status_port: int | None = None  # none: no status page
 
     def __post_init__(self) -> None:
@@ -59,8 +70,8 @@ class Settings:
             whole("devices", self.devices, least=self.minimum)
         if self.status_port is not None:
             whole("status_port", self.status_port, least=0, most=65535)
-        choice("precision", self.precision, tuple(PRECISIONS))
-        choice("planner", self.planner, tuple(PLANNERS))
+        one_of("precision", self.precision, tuple(PRECISIONS))
+        one_of("planner", self.planner, tuple(PLANNERS))
         Problem(num_samples=[1], dim=1, dissimilarity=self.dissimilarity)
 
 

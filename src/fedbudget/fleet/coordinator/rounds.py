@@ -26,18 +26,16 @@ from fedbudget.algorithm import weighted_mean
 from fedbudget.checks import Array
 from fedbudget.errors import MessageError
 from fedbudget.fleet.coordinator.checkpoints import (
-    ANSWERED,
     JOINED_LATE,
-    LATE,
-    REFUSED,
     Checkpoints,
+    Outcome,
     StoredReply,
 )
 from fedbudget.fleet.coordinator.spending import Tally
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import (
     ACCEPTED,
-    ANSWERED as ANSWERED_ON_THE_WIRE,
+    ANSWERED,
     Reply,
     RoundOrder,
     theta_from_bytes,
@@ -87,7 +85,7 @@ def read_reply(payload: bytes, *, device: str, run: bytes) -> Reply | None:
         raise MessageError(f"speaks as {reply.device!r}, over the topic of {device!r}")
     if reply.run != run:
         return None
-    wrong = ANSWERED_ON_THE_WIRE if reply.round == 0 else ACCEPTED
+    wrong = ANSWERED if reply.round == 0 else ACCEPTED
     if reply.code == wrong:
         raise MessageError(f"code {reply.code!r} does not go with round {reply.round}")
     return reply
@@ -187,13 +185,13 @@ class OpenRound:
         tally.begin(asked.round, self.replies)
         for device, said in checkpoints.replies(0).items():
             fresh = device in self._wanted and device not in self.replies
-            if fresh and said.outcome == REFUSED:
+            if fresh and said.outcome == Outcome.REFUSED:
                 self._note(device, replace(said, round=asked.round))
 
     @property
     def num_answers(self) -> int:
         """How many models have come in."""
-        return sum(reply.outcome == ANSWERED for reply in self.replies.values())
+        return sum(reply.outcome == Outcome.ANSWERED for reply in self.replies.values())
 
     @property
     def num_wanted(self) -> int:
@@ -232,7 +230,7 @@ class OpenRound:
         if device not in self._wanted:
             return  # it has left the run as planned, and says that it will not
         known = self.replies.get(device)
-        if known is not None and known.outcome == ANSWERED:
+        if known is not None and known.outcome == Outcome.ANSWERED:
             if reply.theta != known.theta:
                 raise MessageError("it has answered this round before, otherwise")
             return  # the same bytes again: our order came twice
@@ -241,12 +239,7 @@ class OpenRound:
             return
         read_answer(reply, self.asked, self._index[device])
         self._passing.discard(device)
-        self._note(
-            device,
-            StoredReply(
-                round=reply.round, device=device, outcome=ANSWERED, theta=reply.theta
-            ),
-        )
+        self._note(device, stored(reply))
 
     def _answer_to_offer(self, device: str, reply: Reply) -> None:
         """A device that refuses the run refuses every round of it."""
@@ -254,18 +247,18 @@ class OpenRound:
             # It counts as silent: silent devices are sent their offers again.
             _log.warning("device %s cannot join yet: %s", device, _words(reply))
             return
-        outcome, words = (REFUSED, _words(reply)) if reply.refused else (ANSWERED, "")
-        said = StoredReply(round=0, device=device, outcome=outcome, reason=words)
+        said = stored(reply)
         self._checkpoints.add_reply(said)
         if reply.refused:
-            _log.warning("device %s refuses the run: %s", device, words)
+            _log.warning("device %s refuses the run: %s", device, said.reason)
             if device in self._wanted and device not in self.replies:
                 self._note(device, replace(said, round=self.asked.round))
         elif not self._answered(device):
             # It joins after all: what it said of this round is out of date.
             if device in self.replies:
                 self._passing.add(device)
-                said = replace(self.replies[device], reason=f"{JOINED_LATE}: no answer")
+                reason = f"{JOINED_LATE}: no answer"
+                said = replace(self.replies[device], code=JOINED_LATE, reason=reason)
                 self._note(device, said)
 
     def drop(self, device: str, reason: str) -> None:
@@ -291,29 +284,24 @@ class OpenRound:
         return np.asarray(mean, dtype=np.float64)
 
     def _answered(self, name: str) -> bool:
-        return name in self.replies and self.replies[name].outcome == ANSWERED
+        return name in self.replies and self.replies[name].outcome == Outcome.ANSWERED
 
     def _refuse(self, device: str, reply: Reply) -> None:
         if is_final(reply.code):
             self._passing.discard(device)
         else:
             self._passing.add(device)
-        self._note(
-            device,
-            StoredReply(
-                round=reply.round, device=device, outcome=REFUSED, reason=_words(reply)
-            ),
-        )
+        self._note(device, stored(reply))
 
     def _late(self, device: str, reply: Reply) -> None:
         """Note that a device has paid for a round that is over."""
         self._heard.add(device)
         earlier = self._checkpoints.replies(reply.round).get(device)
-        if reply.refused or (earlier is not None and earlier.outcome != REFUSED):
+        if reply.refused or (earlier and earlier.outcome != Outcome.REFUSED):
             return
         _log.info("device %s answers round %d too late", device, reply.round)
         self._checkpoints.add_reply(
-            StoredReply(round=reply.round, device=device, outcome=LATE)
+            StoredReply(round=reply.round, device=device, outcome=Outcome.LATE)
         )
         self._tally.late(device, was_refused=earlier is not None)
 
@@ -321,6 +309,18 @@ class OpenRound:
         self.replies[device] = reply
         self._checkpoints.add_reply(reply)
         self._tally.note(reply)
+
+
+def stored(reply: Reply) -> StoredReply:
+    """Return an answer, a refusal or an acceptance as the checkpoints keep it."""
+    return StoredReply(
+        round=reply.round,
+        device=reply.device,
+        outcome=Outcome.REFUSED if reply.refused else Outcome.ANSWERED,
+        code=reply.code if reply.refused else "",
+        reason=_words(reply) if reply.refused else "",
+        theta=reply.theta,
+    )
 
 
 def _words(reply: Reply) -> str:

@@ -13,11 +13,9 @@ import numpy as np
 
 from fedbudget.checks import Array
 from fedbudget.fleet.coordinator.checkpoints import (
-    ANSWERED,
-    LATE,
     MAY_BE_CHARGED,
-    REFUSED,
     Checkpoints,
+    Outcome,
     StoredReply,
 )
 from fedbudget.fleet.wire.messages import Declaration
@@ -38,9 +36,9 @@ class Tally:
         self._checkpoints = checkpoints
         self.names = tuple(told.device for told in declared)
         self.dropped = {n: times for n, (times, _) in checkpoints.dropped().items()}
-        self.answers = dict(checkpoints.rounds_with(ANSWERED))
-        self.lates = dict(checkpoints.rounds_with(LATE))
-        self.refusals = dict(checkpoints.rounds_with(REFUSED))
+        self.answers = dict(checkpoints.rounds_with(Outcome.ANSWERED))
+        self.lates = dict(checkpoints.rounds_with(Outcome.LATE))
+        self.refusals = dict(checkpoints.rounds_with(Outcome.REFUSED))
         self.round, self.rounds_closed = 0, checkpoints.rounds_closed()
         # Rounds and their seconds since the coordinator's start, the last so many.
         self.seconds: deque[tuple[int, float]] = deque(maxlen=_MOST_ROUNDS)
@@ -70,7 +68,9 @@ class Tally:
         self.rounds_closed = round
         self.seconds.append((round, seconds))
         for name, reply in replies.items():
-            counts = self.answers if reply.outcome == ANSWERED else self.refusals
+            counts = (
+                self.answers if reply.outcome == Outcome.ANSWERED else self.refusals
+            )
             counts[name] = counts.get(name, 0) + 1
         self._paid = self._paid_rounds(round)
 
@@ -81,13 +81,13 @@ class Tally:
         paid = self._paid_rounds(round)
         return Replies(
             theta=theta,
-            answered=np.array([outcome.get(n) == ANSWERED for n in self.names]),
+            answered=np.array([outcome.get(n) == Outcome.ANSWERED for n in self.names]),
             epsilon=self.epsilon(paid),
             cost=self.cost(paid),
             refused={
                 index: found[name].reason
                 for index, name in enumerate(self.names)
-                if outcome.get(name) == REFUSED
+                if outcome.get(name) == Outcome.REFUSED
             },
         )
 

@@ -11,10 +11,10 @@ import threading
 
 from fedbudget.errors import InvalidInputError, LedgerError, MessageError
 from fedbudget.fleet.device.guard import Guard
-from fedbudget.fleet.device.policy import BrokerPolicy, Policy, read_policy
+from fedbudget.fleet.device.policy import Policy, read_policy
 from fedbudget.fleet.device.unix_socket import serve_socket
-from fedbudget.fleet.transport.certificates import Identity
-from fedbudget.fleet.transport.mqtt import Broker, Connection
+from fedbudget.fleet.transport.address import BrokerAddress
+from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.framing import Joiner, Outgoing, split
 
@@ -93,7 +93,7 @@ class Device:
             return []
 
 
-def serve(device: Device, broker: Broker, stop: threading.Event) -> None:
+def serve(device: Device, broker: BrokerAddress, stop: threading.Event) -> None:
     """Answer orders until told to stop; a lost broker is waited for."""
 
     def publish(outgoing: list[Outgoing]) -> None:
@@ -132,7 +132,9 @@ def run(policy_path: str) -> None:
         FedbudgetError: The policy, the data, the ledger or a certificate is wrong.
     """
     policy = read_policy(policy_path)
-    broker = None if policy.broker is None else broker_of(policy.broker)
+    broker = policy.broker
+    if broker is not None and broker.identity is not None:
+        broker.identity.check()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -155,17 +157,3 @@ def _give_memory_back() -> None:
     except (OSError, AttributeError):
         return
     trim(0)
-
-
-def broker_of(policy: BrokerPolicy) -> Broker:
-    """Return the broker that a policy names.
-
-    Raises:
-        InvalidInputError: A certificate is not there.
-    """
-    identity = None
-    if policy.ca and policy.certificate and policy.key:
-        identity = Identity(
-            ca=policy.ca, certificate=policy.certificate, key=policy.key
-        )
-    return Broker(host=policy.host, port=policy.port, identity=identity)

@@ -13,7 +13,8 @@ from typing import Any
 
 from fedbudget.checks import whole
 from fedbudget.errors import MessageError, TrainingError, needed
-from fedbudget.fleet.transport.certificates import COORDINATOR, Identity
+from fedbudget.fleet.transport.address import HOST, TLS_PORT
+from fedbudget.fleet.transport.certificates import COORDINATOR, MEASURE, Identity
 from fedbudget.fleet.wire import topics
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ def may_publish(name: str, topic: str) -> bool:
         return False
     if name == COORDINATOR:
         return kind in _COORDINATOR_WRITES
+    if name == MEASURE:
+        return kind == "measure"
     return owner == name and kind in _WRITES
 
 
@@ -55,14 +58,16 @@ def may_read(name: str, topic: str) -> bool:
         return False
     if name == COORDINATOR:
         return True
+    if name == MEASURE:
+        return kind == "measure"
     return kind == "order" or (kind == "offer" and owner == name)
 
 
 def run_broker(
     identity: Identity,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8883,
+    host: str = HOST,
+    port: int = TLS_PORT,
     on_ready: Callable[[int], None] | None = None,
 ) -> None:
     """Serve until the process is told to stop (SIGINT or SIGTERM).

@@ -5,6 +5,7 @@
     FOLDER/coordinator.pem, coordinator.key its certificate, by which brokers know it
     FOLDER/coordinator.sign                 Ed25519 key that signs orders (private)
     FOLDER/coordinator.pub                  its public half, for the devices' policies
+    FOLDER/measure.pem, measure.key         under which `fedbudget measure` connects
     FOLDER/devices/ID.pem, ID.key           one certificate for each device
 
 A certificate's common name is the name under which its holder may publish. Asked again
@@ -18,7 +19,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from fedbudget.checks import whole
 from fedbudget.errors import InvalidInputError, RecordError
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-COORDINATOR = "coordinator"  # the one name that no device may have
+COORDINATOR = "coordinator"  # no device may have this name
+# Nor this one: whoever connects under a device's name ends that device's connection.
+MEASURE = "measure"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_RESERVED = ("broker", "ca", COORDINATOR)
+_RESERVED = ("broker", "ca", COORDINATOR, MEASURE)
 _MOST_DAYS = 36_500  # a hundred years
 
 
@@ -41,12 +44,39 @@ class Identity:
     certificate: Path
     key: Path
 
-    def __post_init__(self) -> None:
+    def check(self) -> Self:
+        """Return it if its files are there.
+
+        Raises:
+            InvalidInputError: One is not; it is named.
+        """
         for name, path in vars(self).items():
             if not Path(path).is_file():
                 raise InvalidInputError(
                     f"{name} {str(path)!r} is not there: make it with fedbudget certs"
                 )
+        return self
+
+    @property
+    def name(self) -> str:
+        """The common name in the certificate, by which brokers know its holder.
+
+        Raises:
+            InvalidInputError: It cannot be read.
+        """
+        from cryptography import x509
+        from cryptography.x509.oid import NameOID
+
+        try:
+            pem = Path(self.certificate).read_bytes()
+            subject = x509.load_pem_x509_certificate(pem).subject
+        except (OSError, ValueError) as error:
+            raise InvalidInputError(
+                f"certificate {str(self.certificate)!r} cannot be read ({error}): make "
+                "it with fedbudget certs"
+            ) from None
+        names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return str(names[0].value) if names else ""
 
 
 def identity_of(folder: str | os.PathLike[str], name: str) -> Identity:
@@ -57,7 +87,7 @@ def identity_of(folder: str | os.PathLike[str], name: str) -> Identity:
         ca=root / "ca.pem",
         certificate=home / f"{name}.pem",
         key=home / f"{name}.key",
-    )
+    ).check()
 
 
 def check_name(name: str) -> str:
@@ -101,7 +131,8 @@ def _make(
 
     made: list[Path] = []
     ca_key, ca = _authority(root, days, made)
-    todo = [(root / "broker", "broker", hosts), (root / COORDINATOR, COORDINATOR, ())]
+    todo = [(root / "broker", "broker", hosts)]
+    todo += [(root / name, name, ()) for name in (COORDINATOR, MEASURE)]
     todo += [(root / "devices" / name, name, ()) for name in devices]
     for path, name, names in todo:
         if path.with_name(f"{path.name}.pem").exists():

@@ -13,12 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from fedbudget.checks import whole
 from fedbudget.errors import InvalidInputError
+from fedbudget.fleet.transport.address import BrokerAddress, node_text
 from fedbudget.fleet.transport.certificates import Identity
 from fedbudget.fleet.transport.channel import Message
 
@@ -34,32 +33,6 @@ _SETTLING = 0.3  # seconds in which a broker delivers what it has kept for us
 _QOS = 1  # at least once: what comes twice is recognised by its round
 
 
-@dataclass(frozen=True, kw_only=True)
-class Broker:
-    """Where a broker is, and who we are to it.
-
-    A cluster's nodes are listed with commas, such as ``one,two:8884``: if one is gone,
-    the next is tried.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8883  # of hosts that come without one
-    identity: Identity | None = None  # none: no TLS, for loopback and tests only
-
-    def __post_init__(self) -> None:
-        whole("port", self.port, least=1, most=65535)
-        self.nodes  # noqa: B018  # it checks them
-
-    @property
-    def nodes(self) -> tuple[tuple[str, int], ...]:
-        """Every host with its port.
-
-        >>> Broker(host="one,two:8884").nodes
-        (('one', 8883), ('two', 8884))
-        """
-        return tuple(_node(text, self.port) for text in self.host.split(","))
-
-
 class Connection:
     """One client of a broker, under one name.
 
@@ -73,11 +46,12 @@ class Connection:
             a device that slept through orders carries out the last one only.
         on_connect: Called at every connection, before any message comes in; it may
             publish, and must not wait.
+        keeps_session: Whether the broker is to keep what comes while we are away.
     """
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerAddress,
         *,
         name: str,
         topics: Sequence[str],
@@ -85,17 +59,20 @@ class Connection:
         inbox: "SimpleQueue[Message] | None" = None,
         newest_only: bool = False,
         on_connect: Callable[[], None] | None = None,
+        keeps_session: bool = True,
     ) -> None:
         self.broker, self.name = broker, name
         self.inbox: SimpleQueue[Message] = SimpleQueue() if inbox is None else inbox
         self._topics, self._on_connect = tuple(topics), on_connect
         self._newest_only, self._settled_at = newest_only, 0.0
         self._waiting: dict[str, Message] = {}  # by topic
-        self._connected = threading.Event()
+        self._state = threading.Condition()  # of the four that follow
+        self._connected, self._failures = False, 0
+        self._published, self._subscribed = 0, 0  # and not acknowledged yet
         self._nodes = deque(broker.nodes)  # the first one is in use
         self.kept: dict[str, bytes] = {}  # retained, to be published again
-        self._last_problem, self._stopping = "", False
-        self._client = self._new_client(will)
+        self._problem, self._stopping = "", False
+        self._client = self._new_client(will, keeps_session=keeps_session)
 
     def start(self) -> "Connection":
         """Connect in the background, and again whenever the connection is lost."""
@@ -111,7 +88,8 @@ class Connection:
         client.loop_stop()
         # It closes its last sockets when nothing refers to it any more.
         client.on_connect = client.on_connect_fail = client.on_disconnect = None
-        client.on_message = client.on_socket_open = None
+        client.on_message = client.on_publish = client.on_subscribe = None
+        client.on_socket_open = None
 
     def __enter__(self) -> "Connection":
         return self.start()
@@ -122,20 +100,44 @@ class Connection:
     @property
     def connected(self) -> bool:
         """Whether there is a connection now."""
-        return self._connected.is_set()
+        return self._connected
 
     @property
     def trouble(self) -> str:
         """Why nobody may be heard, in words; empty if all is well."""
-        where = " or ".join(f"{host}:{port}" for host, port in self.broker.nodes)
-        return "" if self.connected else f"no broker at {where}"
+        return "" if self.connected else f"no broker at {self.broker}"
+
+    @property
+    def problem(self) -> str:
+        """What went wrong with the last connection, in words; empty if nothing did."""
+        return self._problem
 
     def wait_connected(self, seconds: float) -> bool:
         """Wait for a connection, and return whether there is one."""
-        return self._connected.wait(seconds)
+        with self._state:
+            return self._state.wait_for(lambda: self._connected, seconds)
+
+    def wait_tried(self, seconds: float) -> bool:
+        """Wait until a node has taken us or all have failed; return whether one has."""
+        nodes = len(self.broker.nodes)
+        with self._state:
+            self._state.wait_for(
+                lambda: self._connected or self._failures >= nodes, seconds
+            )
+            return self._connected
+
+    def subscribe(self, *topics: str) -> None:
+        """Ask for topics, and for what is retained there, for this connection only."""
+        self._count(subscribed=1)
+        self._client.subscribe([(topic, _QOS) for topic in topics])
+
+    def unsubscribe(self, *topics: str) -> None:
+        """Ask for topics no more."""
+        self._client.unsubscribe(list(topics))
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Send at least once, now or when there is a connection again."""
+        self._count(published=1)
         self._client.publish(topic, payload, qos=_QOS, retain=retain)
 
     def keep(self, topic: str, payload: bytes) -> None:
@@ -149,13 +151,11 @@ class Connection:
         self.publish(topic, b"", retain=True)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until the broker has taken over all that was published."""
-        waiting = threading.Event()
-        for _ in range(max(1, int(seconds / 0.01))):
-            if not self._client._out_messages:  # paho counts them nowhere else
-                return True
-            waiting.wait(0.01)
-        return False
+        """Wait until the broker has taken over all that was published or asked for."""
+        with self._state:
+            return self._state.wait_for(
+                lambda: not self._published and not self._subscribed, seconds
+            )
 
     def receive(self, seconds: float | None = None) -> Message | None:
         """Return the next message, or none if there is none in time."""
@@ -182,7 +182,9 @@ class Connection:
         if message.handle:
             self._client.ack(message.handle, _QOS)
 
-    def _new_client(self, will: tuple[str, bytes] | None) -> "Client":
+    def _new_client(
+        self, will: tuple[str, bytes] | None, *, keeps_session: bool
+    ) -> "Client":
         # Only now: a device has read its rows by then, and what reading has left free
         # takes this in. It saves a megabyte.
         from paho.mqtt.client import Client, MQTTv311
@@ -191,7 +193,7 @@ class Connection:
         client = Client(
             CallbackAPIVersion.VERSION2,
             client_id=self.name,
-            clean_session=False,
+            clean_session=not keeps_session,
             protocol=MQTTv311,
             manual_ack=True,
         )
@@ -207,6 +209,8 @@ class Connection:
         client.on_connect_fail = self._connect_fail
         client.on_disconnect = self._disconnect
         client.on_message = self._message
+        client.on_publish = lambda *_: self._count(published=-1)
+        client.on_subscribe = lambda *_: self._count(subscribed=-1)
         return client
 
     def _connect(
@@ -218,29 +222,34 @@ class Connection:
         properties: "Properties | None",
     ) -> None:
         if reason.is_failure:
-            self._problem(f"the broker refuses us: {reason}")
+            self._failed(f"the broker refuses us: {reason}")
             return
-        self._last_problem = ""
+        self._problem = ""
         self._settled_at = time.monotonic() + _SETTLING
         _log.info("%s is connected to %s", self.name, self._where)
+        with self._state:
+            self._subscribed = 0  # what was asked for without a connection was not sent
         if self._topics:
-            client.subscribe([(topic, _QOS) for topic in self._topics])
+            self.subscribe(*self._topics)
         for topic, payload in list(self.kept.items()):
-            client.publish(topic, payload, qos=_QOS, retain=True)
+            self.publish(topic, payload, retain=True)
         if self._on_connect is not None:
             self._on_connect()
-        self._connected.set()
+        with self._state:
+            self._connected = True
+            self._state.notify_all()
 
     def _connect_fail(self, client: "Client", userdata: object) -> None:
-        self._problem("no connection; trying on")
+        self._failed("no connection; trying on")
         if len(self._nodes) > 1:
             self._nodes.rotate(-1)
             client.connect_async(*self._nodes[0], keepalive=_KEEP_ALIVE)
 
     def _disconnect(self, client: "Client", userdata: object, *told: Any) -> None:
-        self._connected.clear()
+        with self._state:
+            self._connected, self._subscribed = False, 0  # subscriptions end with it
         if not self._stopping:
-            self._problem("connection lost; connecting again")
+            self._failed("connection lost; connecting again")
 
     def _message(
         self, client: "Client", userdata: object, message: "MQTTMessage"
@@ -255,29 +264,25 @@ class Connection:
             )
         )
 
-    def _problem(self, text: str) -> None:
-        """Log a trouble once, not every second that it lasts."""
-        if text != self._last_problem:
-            _log.warning("%s, broker %s: %s", self.name, self._where, text)
-        self._last_problem = text
+    def _count(self, *, published: int = 0, subscribed: int = 0) -> None:
+        # Never around a call of the client, which waits for the callbacks to come here.
+        with self._state:
+            self._published += published
+            self._subscribed += subscribed
+            self._state.notify_all()
+
+    def _failed(self, problem: str) -> None:
+        """Log a problem once, not every second that it lasts."""
+        if problem != self._problem:
+            _log.warning("%s, broker %s: %s", self.name, self._where, problem)
+        with self._state:
+            self._problem = problem
+            self._failures += 1
+            self._state.notify_all()
 
     @property
     def _where(self) -> str:
-        return f"{self._nodes[0][0]}:{self._nodes[0][1]}"
-
-
-def _node(text: str, port: int) -> tuple[str, int]:
-    """Read a host, with or without its port; IPv6 addresses have many colons."""
-    host, colon, number = text.strip().rpartition(":")
-    if not host and not number:
-        raise InvalidInputError(f"host {text!r} is empty: name the broker's machine")
-    if not colon or (":" in host and not host.endswith("]")):
-        return text.strip().strip("[]"), port
-    if not number.isdecimal():
-        raise InvalidInputError(
-            f"host {text!r} has no port that is a number: correct it"
-        )
-    return host.strip("[]"), whole("port", int(number), least=1, most=65535)
+        return node_text(self._nodes[0])
 
 
 def _send_at_once(client: "Client", userdata: object, channel: Any) -> None:

@@ -6,8 +6,11 @@
     fedbudget/1/offer/ID      coordinator     device ID      yes
     fedbudget/1/order/RUN     coordinator     all devices    yes
     fedbudget/1/reply/ID      device ID       coordinator    no
+    fedbudget/1/measure/WHAT  measure         measure        order only
 
 RUN is the run's identity in hex. A chunk's number comes behind the topic: ``.../3``.
+WHAT is an order or a reply of `fedbudget measure`, which no device and no coordinator
+takes for one of theirs.
 """
 
 from fedbudget.errors import MessageError
@@ -39,6 +42,11 @@ def order(run: bytes) -> str:
 def reply(device: str) -> str:
     """Return where a device answers."""
     return f"{PREFIX}/reply/{device}"
+
+
+def measure(what: str) -> str:
+    """Return where an order or a reply is sent for the sake of its price."""
+    return f"{PREFIX}/measure/{what}"
 
 
 def device_reads(device: str) -> tuple[str, ...]:

@@ -1,0 +1,200 @@
+"""The coordinator's file: codes decide who was charged; files of other releases."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedbudget as fb
+from fedbudget.fleet.coordinator.checkpoints import (
+    JOINED_LATE,
+    MAY_BE_CHARGED,
+    Checkpoints,
+    Outcome,
+    StoredReply,
+)
+from fedbudget.fleet.coordinator.spending import Tally
+from fedbudget.fleet.wire.messages import REFUSALS
+from tests.fleet import examples
+
+NAMES = ("a", "b", "c", "d")
+PLAN = fb.plan(
+    fb.Problem(num_samples=[100] * 4, dim=4),
+    fb.Budget(epsilon=4, cost=1000),
+    fb.Prices(communication=100, computation=1),
+    weights="uniform",
+)
+ROUND_COST = 100.0 + PLAN.tau
+
+# As 0.1.0 wrote it before codes had a column of their own.
+OLD_SCHEMA = """
+CREATE TABLE run (
+  only INTEGER PRIMARY KEY CHECK (only = 1),
+  run BLOB NOT NULL, name TEXT NOT NULL, plan TEXT NOT NULL
+);
+CREATE TABLE devices (place INTEGER PRIMARY KEY, told BLOB NOT NULL);
+CREATE TABLE offers (device TEXT PRIMARY KEY, payload BLOB NOT NULL);
+CREATE TABLE orders (round INTEGER PRIMARY KEY, payload BLOB NOT NULL);
+CREATE TABLE replies (
+  round INTEGER NOT NULL, device TEXT NOT NULL, outcome TEXT NOT NULL,
+  reason TEXT NOT NULL, theta BLOB, PRIMARY KEY (round, device)
+);
+CREATE TABLE rounds (
+  round INTEGER PRIMARY KEY, theta BLOB NOT NULL, seconds REAL NOT NULL
+);
+CREATE TABLE dropped (
+  device TEXT PRIMARY KEY, times INTEGER NOT NULL, reason TEXT NOT NULL
+);
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "coordinator.sqlite"
+
+
+@pytest.fixture
+def checkpoints(path: Path) -> Iterator[Checkpoints]:
+    with closing(Checkpoints(path)) as opened:
+        yield opened
+
+
+def refused(device: str, code: str, reason: str, *, round: int = 1) -> StoredReply:
+    return StoredReply(
+        round=round, device=device, outcome=Outcome.REFUSED, code=code, reason=reason
+    )
+
+
+def costs(checkpoints: Checkpoints) -> dict[str, float]:
+    """Return what the status says that each device has spent."""
+    declared = [examples.declaration(device=name) for name in NAMES]
+    summary = Tally(PLAN, declared, checkpoints).summary({})
+    return {row["name"]: row["cost"] for row in summary["devices"]}
+
+
+def close_rounds(checkpoints: Checkpoints, rounds: int = 1) -> None:
+    for round in range(1, rounds + 1):
+        checkpoints.close_round(round, np.zeros(4), 1.0)
+
+
+@pytest.mark.parametrize("code", [*REFUSALS, JOINED_LATE])
+def test_the_code_decides_who_was_charged_and_the_words_do_not(
+    checkpoints: Checkpoints, code: str
+) -> None:
+    # Words that begin as another code does, or that speak of one.
+    for device, words in zip(
+        NAMES, (*MAY_BE_CHARGED[:2], "policy: no", f"it said {code}"), strict=True
+    ):
+        checkpoints.add_reply(refused(device, code, words))
+    close_rounds(checkpoints)
+    expected = ROUND_COST if code in MAY_BE_CHARGED else 0.0
+    assert costs(checkpoints) == dict.fromkeys(NAMES, expected)
+
+
+def test_words_that_begin_with_the_letters_of_a_code_are_not_that_code(
+    checkpoints: Checkpoints,
+) -> None:
+    checkpoints.add_reply(refused("a", "policy", "wrong-rounding of its prices"))
+    checkpoints.add_reply(refused("b", "wrong-round", "policy: over"))
+    close_rounds(checkpoints)
+    assert costs(checkpoints) == {
+        "a": 0.0,
+        "b": ROUND_COST,
+        "c": ROUND_COST,
+        "d": ROUND_COST,
+    }
+
+
+def test_a_reply_comes_back_as_it_was_stored(checkpoints: Checkpoints) -> None:
+    answer = StoredReply(round=1, device="a", outcome=Outcome.ANSWERED, theta=b"1234")
+    refusal = refused("b", "policy", "policy: no")
+    for reply in (answer, refusal):
+        checkpoints.add_reply(reply)
+    assert checkpoints.replies(1) == {"a": answer, "b": refusal}
+
+
+def test_another_code_replaces_a_refusal_and_nothing_replaces_an_answer(
+    checkpoints: Checkpoints,
+) -> None:
+    late = refused("a", JOINED_LATE, f"{JOINED_LATE}: no answer")
+    for reply in (refused("a", "policy", "policy: no"), late):
+        checkpoints.add_reply(reply)
+    assert checkpoints.replies(1)["a"] == late
+    answer = StoredReply(round=1, device="a", outcome=Outcome.ANSWERED, theta=b"1234")
+    for reply in (answer, late):
+        checkpoints.add_reply(reply)
+    assert checkpoints.replies(1)["a"] == answer
+
+
+OLD_REPLIES = (
+    (1, "a", "answered", ""),
+    (1, "b", "refused", "policy: wrong-round is what it calls this"),
+    (1, "c", "refused", "already-charged"),  # a refusal without words
+    (1, "d", "refused", "joined-late: no answer"),
+    (2, "a", "late", ""),
+    (2, "b", "refused", "cost-budget: it has 3: too little"),
+    (2, "c", "refused", "device-trouble: disk: full"),
+    (2, "d", "refused", "untrusted: no"),
+)
+
+
+def write_old_file(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        database.executescript(OLD_SCHEMA)
+        for row in OLD_REPLIES:
+            database.execute("INSERT INTO replies VALUES (?, ?, ?, ?, NULL)", row)
+        for round in (1, 2):
+            values: tuple[Any, ...] = (round, bytes(32), 1.0)
+            database.execute("INSERT INTO rounds VALUES (?, ?, ?)", values)
+
+
+def test_a_file_of_the_old_schema_is_read_right(path: Path) -> None:
+    write_old_file(path)
+    for _ in range(2):  # the second time, it is of the new schema
+        with closing(Checkpoints(path)) as opened:
+            first, second = opened.replies(1), opened.replies(2)
+            # b refused both rounds for free, and d the second one.
+            assert costs(opened) == {
+                "a": 2 * ROUND_COST,
+                "b": 0.0,
+                "c": 2 * ROUND_COST,
+                "d": ROUND_COST,
+            }
+        assert {name: first[name].code for name in NAMES} == {
+            "a": "",
+            "b": "policy",
+            "c": "already-charged",
+            "d": JOINED_LATE,
+        }
+        assert {name: second[name].code for name in NAMES} == {
+            "a": "",
+            "b": "cost-budget",
+            "c": "device-trouble",
+            "d": "untrusted",
+        }
+        kept = [(r.round, r.device, r.outcome, r.reason) for r in first.values()]
+        assert kept == [row for row in OLD_REPLIES if row[0] == 1]
+
+
+def test_an_old_file_whose_tables_were_not_all_made_is_completed(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(OLD_SCHEMA.partition("CREATE TABLE replies")[0])
+    with closing(Checkpoints(path)) as opened:
+        opened.add_reply(refused("a", "policy", "policy: no"))
+        assert opened.dropped() == {} and opened.replies(1)["a"].code == "policy"
+
+
+def test_a_file_of_a_newer_release_is_refused_and_left_alone(path: Path) -> None:
+    Checkpoints(path).close()
+    with closing(sqlite3.connect(path)) as database:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        database.execute(f"PRAGMA user_version = {version + 1}")
+    newer = f"schema version {version + 1}, and this release reads up to {version}"
+    with pytest.raises(fb.RecordError, match=newer):
+        Checkpoints(path)
+    with closing(sqlite3.connect(path)) as database:  # nobody holds it
+        assert database.execute("PRAGMA user_version").fetchone() == (version + 1,)
