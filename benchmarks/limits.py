@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from fedbudget.simulation.kernels.layouts import RUN
 from fedbudget.simulation.kernels.random import draw_picks, fill_normals, stream
-from fedbudget.simulation.kernels.simd import RUN, add, load, multiply_add, splat, store
+from fedbudget.simulation.kernels.simd import add, load, multiply_add, splat, store
 
 
 @njit(fastmath=True)

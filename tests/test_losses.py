@@ -145,10 +145,13 @@ def test_huge_scores_do_not_overflow() -> None:
     [
         (lambda: loss_named("square"), "'square' is not known"),
         (lambda: loss_named("logistic", num_classes=3), "use 'softmax'"),
-        (lambda: loss_named("softmax", num_classes=1), "at least 2 classes"),
-        (lambda: loss_named("hinge", l2=-1), "l2 must be zero or positive"),
-        (lambda: loss_named("hinge", l2=float("nan")), "l2 must be zero or positive"),
-        (lambda: Huber(threshold=0), "threshold must be positive"),
+        (
+            lambda: loss_named("softmax", num_classes=1),
+            "num_classes must be a whole number of at least 2, got 1",
+        ),
+        (lambda: loss_named("hinge", l2=-1), "l2 must be at least 0"),
+        (lambda: loss_named("hinge", l2=float("nan")), "l2 must be at least 0"),
+        (lambda: Huber(threshold=0), "threshold must be above 0"),
     ],
 )
 def test_bad_losses_are_refused(make: object, message: str) -> None:

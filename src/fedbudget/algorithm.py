@@ -1,9 +1,8 @@
-"""The local steps of one device in NumPy, written to be read beside the paper.
+"""The algorithm in NumPy, to be read beside the paper: local steps, averages.
 
-This is the reference: the compiled kernels, and the steps of real devices
-(`fleet.steps`), are tested against it. It knows no plans and no transport.
-
-`Server` is the server's side: the model and its momentum.
+The local steps are the reference: the compiled kernels (`simulation.kernels`) and the
+steps of real devices (`fleet.device.exact_steps`) are tested against them. `Server` is
+the server's side: the model and its momentum. Nothing here knows plans or transport.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,15 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.checks import Array
+from fedbudget.checks import Array, one_of
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Floats, Labels, Loss, Rows
 
 Sampling: TypeAlias = Literal["full", "fixed", "poisson", "cyclic"]
 SAMPLINGS: tuple[Sampling, ...] = ("full", "fixed", "poisson", "cyclic")
+
+# What simulated devices keep between rounds: see `training.Replies`.
+State: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +38,7 @@ class Batch:
     size: int | None = None  # X_m; none for the full batch
 
     def __post_init__(self) -> None:
-        if self.sampling not in SAMPLINGS:
-            raise InvalidInputError(
-                f"sampling {self.sampling!r} is not known: choose one of "
-                f"{', '.join(SAMPLINGS)}"
-            )
+        one_of("sampling", self.sampling, SAMPLINGS)
         if self.sampling != "full" and (self.size is None or self.size < 1):
             raise InvalidInputError(
                 f"{self.sampling} batches need a size of at least 1, got {self.size}"
@@ -143,10 +141,6 @@ def weighted_mean(thetas: Sequence[Floats] | Floats, weights: Floats) -> Floats:
     The paper's `global_aggregation_rule_2` has all weights at 1/M.
     """
     return np.asarray(np.asarray(weights) @ np.stack(list(thetas)))
-
-
-# What simulated devices keep between rounds: see `training.Replies`.
-State: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 @dataclass(kw_only=True, eq=False)

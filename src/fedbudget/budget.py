@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 from fedbudget.checks import Array, PerDevice, floats, per_device, within
 from fedbudget.errors import InvalidInputError
 
-# Far beyond any use, and far below where the arithmetic of a plan overflows.
-MOST_EPSILON, MOST_COST = 1e12, 1e100
+# Far beyond any use, and far from where the arithmetic of a plan ends.
+MOST_EPSILON, MOST_COST, LEAST_DELTA = 1e12, 1e100, 1e-100
 
 # What is taken where nobody says otherwise.
 DELTA = 1e-4  # the paper's
@@ -45,7 +45,7 @@ class Budget:
             "delta": within(
                 "delta",
                 self.delta,
-                least=1e-100,  # far below any use, and far above where numbers end
+                least=LEAST_DELTA,
                 below=1,
                 remedy="take less than one over the number of samples of a device",
             ),

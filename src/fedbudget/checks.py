@@ -1,6 +1,11 @@
-"""Checks of arguments: each error names the argument, its value and the limit."""
+"""Checks of arguments: each error names the argument, its value and the limit.
 
-from collections.abc import Callable, Sequence
+All other readers use these checks too: messages from the network and the policies of
+owners add the exact types, and their own kind of error.
+"""
+
+import re
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -8,10 +13,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.errors import InvalidInputError
+from fedbudget.text import shown
 
 Array: TypeAlias = NDArray[np.float64]
 # One number for all devices, or one each; checked values are floats or arrays.
 PerDevice: TypeAlias = "float | Sequence[float] | Array"
+
+MAX_TEXT = 200  # characters
+MAX_SEED = 2**64 - 1  # what the kernels' random numbers start from
+_IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+_TYPES = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bytes: "bytes",
+    list: "a list",
+    dict: "a table",
+}
 
 _Checked = ParamSpec("_Checked")
 _Value = TypeVar("_Value")
@@ -48,7 +66,7 @@ def numbers(name: str, value: ArrayLike) -> float | Array:
         array = np.array(given, dtype=np.float64)
     except (TypeError, ValueError):
         raise InvalidInputError(
-            f"{name} must be a number, or one number per device, got {value!r}"
+            f"{name} must be a number, or one number per device, got {shown(value)}"
         ) from None
     except OverflowError:  # a whole number that no float holds
         raise InvalidInputError(f"{name} must be finite, got a huge number") from None
@@ -97,7 +115,7 @@ def number(name: str, value: Any, **limits: Any) -> float:
     """Return the value as a float if it is one number inside the limits of `within`."""
     checked = within(name, value, **limits)
     if not isinstance(checked, float):
-        raise InvalidInputError(f"{name} must be one number, got {value!r}")
+        raise InvalidInputError(f"{name} must be one number, got {shown(value)}")
     return checked
 
 
@@ -111,30 +129,70 @@ def whole(name: str, value: Any, *, least: int = 1, most: int = 2**53) -> int:
         exact = False
     if not exact or isinstance(value, bool) or number < least:
         raise InvalidInputError(
-            f"{name} must be a whole number of at least {least}, got {value!r}"
+            f"{name} must be a whole number of at least {least}, got {shown(value)}"
         )
     if number > most:
-        raise InvalidInputError(f"{name} must be at most {most}, got {value!r}")
+        raise InvalidInputError(f"{name} must be at most {most}, got {shown(value)}")
     return number
 
 
+def seed_number(value: Any) -> int:
+    """Return the value as an int if it can seed random numbers."""
+    return whole("seed", value, least=0, most=MAX_SEED)
+
+
 @_keeps_the_name
-def choice(name: str, value: str, options: tuple[str, ...]) -> str:
+def one_of(name: str, value: Any, options: Collection[str]) -> str:
     """Return the value if it is one of the options."""
-    if value not in options:
+    if not isinstance(value, str) or value not in options:
         raise InvalidInputError(
-            f"{name} {value!r} is not known: choose one of {', '.join(options)}"
+            f"{name} {shown(value)} is not known: choose one of {', '.join(options)}"
         )
     return value
 
 
 @_keeps_the_name
-def per_device(name: str, value: PerDevice, num_devices: int) -> Array:
+def text(name: str, value: Any) -> str:
+    """Return the value if it is a short text on one line."""
+    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+        raise InvalidInputError(
+            f"{name} must be a printable text of at most {MAX_TEXT} characters, "
+            f"got {shown(value)}"
+        )
+    return value
+
+
+@_keeps_the_name
+def identity(name: str, value: Any) -> str:
+    """Return the value if it can name a device: in topics, and in names of files."""
+    if not isinstance(value, str) or not _IDENTITY.match(value):
+        raise InvalidInputError(
+            f"{name} must be 1 to 64 letters, digits, '.', '_' or '-', "
+            f"got {shown(value)}"
+        )
+    return value
+
+
+@_keeps_the_name
+def of_type(name: str, value: Any, *types: type) -> Any:
+    """Return the value if it is exactly of one of the types: a truth value is no int.
+
+    For what was read from a file or a network. The error names the first type.
+    """
+    if type(value) not in types:
+        raise InvalidInputError(
+            f"{name} must be {_TYPES[types[0]]}, got {shown(value)}"
+        )
+    return value
+
+
+@_keeps_the_name
+def per_device(name: str, value: ArrayLike, num_devices: int) -> Array:
     """Return one number per device; a single number stands for all of them."""
     array = floats(value)
-    if array.ndim == 1 and len(array) != num_devices:
+    if array.shape not in ((), (num_devices,)):
         raise InvalidInputError(
-            f"{name} has {len(array)} values but there are {num_devices} devices: "
+            f"{name} has {array.size} values but there are {num_devices} devices: "
             "give one number, or one per device"
         )
     return np.broadcast_to(array, (num_devices,))

@@ -147,7 +147,7 @@ class Ledger:
 
     @property
     def epsilon(self) -> Array:
-        """Spent so far, at the budget's delta (without one, 1e-4); shape (M,)."""
+        """Spent so far, at the budget's delta, or the default one; shape (M,)."""
         return self.epsilon_at(self._delta)
 
     def epsilon_at(self, delta: ArrayLike) -> Array:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.checks import number, one_of, whole
 from fedbudget.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -39,10 +40,7 @@ class Loss(ABC):
     l2: float = 0.0  # weight of the L2 term, per parameter squared
 
     def __post_init__(self) -> None:
-        if not 0 <= self.l2 < inf:
-            raise InvalidInputError(
-                f"l2 must be zero or positive, got {self.l2}", argument="l2"
-            )
+        number("l2", self.l2, least=0)
 
     @property
     @abstractmethod
@@ -165,10 +163,7 @@ class Softmax(Loss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_classes < 2:
-            raise InvalidInputError(
-                f"softmax needs at least 2 classes, got num_classes={self.num_classes}"
-            )
+        whole("num_classes", self.num_classes, least=2)
 
     @property
     def hessian_trace(self) -> float:
@@ -241,10 +236,7 @@ class Huber(Loss):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("threshold", "label_bound"):
-            if not 0 < getattr(self, name) < inf:
-                raise InvalidInputError(
-                    f"{name} must be positive and finite, got {getattr(self, name)}"
-                )
+            number(name, getattr(self, name), above=0)
 
     @property
     def lipschitz(self) -> float:
@@ -282,11 +274,7 @@ def loss_named(name: str, *, num_classes: int | None = None, l2: float = 0.0) ->
     >>> loss_named("softmax", num_classes=10).lipschitz
     1.4142135623730951
     """
-    if name not in LOSSES:
-        raise InvalidInputError(
-            f"loss {name!r} is not known: choose one of {', '.join(sorted(LOSSES))}",
-            argument="loss",
-        )
+    one_of("loss", name, sorted(LOSSES))
     if name == "softmax":
         return Softmax(num_classes=2 if num_classes is None else num_classes, l2=l2)
     if num_classes not in (None, 2) and name in ("logistic", "hinge"):

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedbudget.checks import choice, whole, within
+from fedbudget.checks import one_of, whole, within
 from fedbudget.errors import InvalidInputError, MeasuringError
 from fedbudget.fleet.device.exact_steps import MOST_ROWS, ExactRows, noisy_steps
 from fedbudget.fleet.transport.address import BrokerAddress
@@ -314,7 +314,7 @@ class Measured:
         Raises:
             InvalidInputError: Nothing tells how many joules were used.
         """
-        choice("unit", unit, UNITS)
+        one_of("unit", unit, UNITS)
         if unit not in self.units:
             raise InvalidInputError(
                 "unit 'joules' needs a reading of energy: give --watts, or run where "

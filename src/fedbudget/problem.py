@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedbudget.checks import Array, PerDevice, choice, per_device, whole, within
+from fedbudget.checks import Array, PerDevice, one_of, per_device, whole, within
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Floats, Labels, Loss, Rows, loss_named
 
@@ -52,7 +52,7 @@ class Constant:
     release: str = ""  # names the measurement: ledgers count each name once
 
     def __post_init__(self) -> None:
-        choice("source", self.source, SOURCES)
+        one_of("source", self.source, SOURCES)
         value = np.asarray(within("value", self.value))
         if value.ndim > 0:
             raise InvalidInputError(f"value must be one number, got {self.value}")
@@ -292,7 +292,7 @@ def _loss(loss: object, num_classes: int | None, l2: float) -> Loss:
 
 def _dissimilarity(value: object) -> str | float:
     if isinstance(value, str):
-        return choice("dissimilarity", value, tuple(DISSIMILARITY))
+        return one_of("dissimilarity", value, tuple(DISSIMILARITY))
     number = np.asarray(within("dissimilarity", value, least=0, most=1e3))  # type: ignore[arg-type]
     if number.ndim > 0:
         raise InvalidInputError(

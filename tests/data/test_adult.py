@@ -120,11 +120,11 @@ def test_logistic_regression_without_privacy_does_as_well_as_known(
 
 
 def test_refusals() -> None:
-    with pytest.raises(InvalidInputError, match="use by-education or iid"):
+    with pytest.raises(InvalidInputError, match="choose one of by-education, iid"):
         load("adult", split="by-sensor")
     with pytest.raises(InvalidInputError, match="which has 16"):
         load("adult", num_devices=4)
     with pytest.raises(InvalidInputError, match="comes with the package"):
         load("adult", path="adult.csv")
-    with pytest.raises(InvalidInputError, match="files='test' is not known"):
+    with pytest.raises(InvalidInputError, match="files 'test' is not known"):
         load_adult(files="test")  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ from hypothesis import given, strategies as st
 
 from fedbudget.data.partitions import (
     Partition,
-    by_column,
     by_size,
     dirichlet,
     iid,
@@ -34,10 +33,6 @@ def test_by_size_gives_the_counts_or_the_shares_asked_for(sizes: list[int]) -> N
     shares = [size / total for size in sizes]
     assert np.bincount(by_size(total, sizes)).tolist() == sizes
     assert np.bincount(by_size(total, shares)).tolist() == sizes
-
-
-def test_by_column_numbers_the_values_in_sorted_order() -> None:
-    assert by_column(np.array([30, 9, 30])).tolist() == [1, 0, 1]
 
 
 def test_a_seed_decides_the_partition() -> None:

@@ -123,7 +123,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(InvalidInputError, match="use by-sensor or iid"):
+    with pytest.raises(InvalidInputError, match="choose one of by-sensor, iid"):
         load("vehicle", split="by-education")
     with pytest.raises(InvalidInputError, match="which has 23"):
         load("vehicle", num_devices=4)

@@ -12,8 +12,8 @@ from fedbudget.paper.claims import (
     NOT,
     UNDECIDED,
     Claim,
-    _close,
     all_claims,
+    close_taus,
 )
 from fedbudget.paper.lab import Row
 from fedbudget.paper.results import Estimate, Runs, mean_interval, paired, regrets
@@ -161,8 +161,8 @@ def judged(holds: int, against: int, sign: int) -> Claim:
 
 
 def test_close_taus() -> None:
-    assert _close(1, 3) and _close(20, 30) and _close(400, 300)
-    assert not _close(1, 4) and not _close(20, 31)
+    assert close_taus(1, 3) and close_taus(20, 30) and close_taus(400, 300)
+    assert not close_taus(1, 4) and not close_taus(20, 31)
 
 
 def test_intervals_cover_as_often_as_they_say() -> None:

@@ -19,7 +19,7 @@ from fedbudget.paper.blocks import Heading, to_markdown
 from fedbudget.paper.cases import FULL, Maker, Point, Scale, case_named
 from fedbudget.paper.evaluation import evaluate
 from fedbudget.paper.figures import described
-from fedbudget.paper.lab import Row, Store, read_table
+from fedbudget.paper.lab import Entry, Row, Store, read_table
 from fedbudget.paper.planners import PLANNERS
 from fedbudget.paper.reproduce import read_report
 from fedbudget.paper.results import Runs
@@ -85,15 +85,15 @@ def test_the_grid_is_picked_on_one_noise_and_scored_on_another(
     finished: Path, tiny: Scale, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: dict[str, set[int]] = {}
-    run_them = lab.Lab._kept_runs
+    run_them = lab.Lab.run
 
     def listen(
-        self: lab.Lab, part: str, plans: list[fb.Plan], repeats: range, noise: int
+        self: lab.Lab, part: str, entries: list[Entry], *, repeats: range, noise: int
     ) -> list[Row]:
         seeds.setdefault(part, set()).update(noise + repeat for repeat in repeats)
-        return run_them(self, part, plans, repeats, noise)
+        return run_them(self, part, entries, repeats=repeats, noise=noise)
 
-    monkeypatch.setattr(lab.Lab, "_kept_runs", listen)
+    monkeypatch.setattr(lab.Lab, "run", listen)
     evaluate(tiny, Store(finished / "parts", version="0"))
     scored = seeds.pop("planned") | seeds.pop("curves")
     assert set(seeds) == {"paper-grid", "full-grid", "full-grid-finals", "rates"}
@@ -176,7 +176,7 @@ def test_baselines_of_the_standin_are_not_those_of_a_real_file(
     monkeypatch.setattr("fedbudget.data.vehicle.GIT_BLOB", known)
     monkeypatch.setattr(  # all of them would take long on the stand-in
         evaluation,
-        "_baselines_of",
+        "baselines_of",
         lambda lab, data, scale, repeat: iter([{"devices": data.num_devices}]),
     )
     store = Store(tmp_path, version="0")
@@ -184,7 +184,7 @@ def test_baselines_of_the_standin_are_not_those_of_a_real_file(
     def devices(vehicle: str | None) -> tuple[int, bool]:
         case = case_named("Vehicle-1")
         there = lab.Lab(case=case, store=store, vehicle=vehicle)
-        (row,) = evaluation._baselines(there, tiny)
+        (row,) = evaluation.baseline_rows(there, tiny)
         return row["devices"], there.found_seconds > 0
 
     assert devices(None) == (23, False)

@@ -249,14 +249,15 @@ def test_what_binds_follows_the_budgets() -> None:
     [
         (fb.Budget(epsilon=[4.0, 101.0, 4.0], cost=1000), "epsilon 101 of device 1 is"),
         (fb.Budget(epsilon=4, delta=0.01, cost=1000), "delta 0.01 is not below one"),
-        (fb.Budget(epsilon=1e12, cost=1e100), "hardly a promise"),  # the largest
+        (fb.Budget(epsilon=1e12, cost=1e100), "weak promise"),  # the largest
+        (fb.Budget(epsilon=[4.0, 10.1, 4.0], cost=1000), "epsilon 10.1 of device 1"),
     ],
 )
 def test_a_plan_says_where_the_promise_is_weak(budget: fb.Budget, said: str) -> None:
     problem = fb.Problem(num_samples=[100, 200, 300], dim=5)
     reasons = fb.plan(problem, budget, PRICES).reasons
     assert len([reason for reason in reasons if said in reason]) == 1
-    good = fb.plan(problem, fb.Budget(epsilon=100, cost=1000), PRICES).reasons
+    good = fb.plan(problem, fb.Budget(epsilon=10, cost=1000), PRICES).reasons
     assert not any("promise" in reason or "delta" in reason for reason in good)
 
 

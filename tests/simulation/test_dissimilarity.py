@@ -69,11 +69,11 @@ def test_the_noise_is_that_of_the_share_and_plans_spend_the_rest() -> None:
 def test_replacing_a_sample_moves_the_answer_by_no_more_than_its_noise_hides() -> None:
     data = small_data(devices=2, rows=20)
     problem = data.problem()
-    before = dissimilarity._gradient(data, problem, 0)
+    before = dissimilarity.device_gradient(data, problem, 0)
     x = np.array(data.train.x)
     x[3] = -x[3]
     other = replace(data, train=replace(data.train, x=x))
-    moved = np.linalg.norm(dissimilarity._gradient(other, problem, 0) - before)
+    moved = np.linalg.norm(dissimilarity.device_gradient(other, problem, 0) - before)
     assert 0 < moved <= 2 * problem["lipschitz"] / 16
 
 

@@ -10,11 +10,11 @@ from fedbudget.data import Dataset
 from fedbudget.losses import loss_named
 from fedbudget.simulation.measuring import means, measure, measure_devices
 from fedbudget.simulation.personal import (
-    _judged,
     adapt,
     adapt_all,
     adapt_each,
     fit,
+    judged_fits,
     measure_personal,
     smooth,
 )
@@ -54,7 +54,7 @@ def test_a_model_that_is_too_sure_is_kept_at_a_fitting_length() -> None:
     loss, train = data.problem().model, data.train.device(0)
     best = fit(loss, *train)
     judged = [
-        _judged(loss, train, data.validation.device(0), scale * best, 0)
+        judged_fits(loss, train, data.validation.device(0), scale * best, 0)
         for scale in (1, 2, 0.5, 8)
     ]
     kept = [float(fits[0] @ best / (best @ best)) for fits, _ in judged]

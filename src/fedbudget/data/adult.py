@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbudget.checks import whole
+from fedbudget.checks import one_of, whole
 from fedbudget.data.columns import Coded
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
@@ -75,14 +75,8 @@ def load_adult(
     >>> load_adult(split="iid").num_devices
     16
     """
-    if split not in SPLITS:
-        raise InvalidInputError(
-            f"split {shown(split)} is not known for adult: use {' or '.join(SPLITS)}"
-        )
-    if files not in tuple(_FILES):
-        raise InvalidInputError(
-            f"files={shown(files)} is not known: use 'train' or 'both'"
-        )
+    one_of("split", split, SPLITS)
+    one_of("files", files, _FILES)
     columns = _read(_FILES[files])
     x = SCHEMA.encode(columns)
     y = SCHEMA.encode_label(columns["income"])

@@ -146,16 +146,6 @@ def keep_rows(column: Column, keep: Bools) -> Column:
     return Coded(codes=renumbered[codes], values=values)
 
 
-def named(columns: Mapping[str, Column], name: str) -> Column:
-    """Return a column by its name, or say which names are near.
-
-    >>> len(named({"age": np.zeros(3)}, "age"))
-    3
-    """
-    check_name(columns, name)
-    return columns[name]
-
-
 def check_name(names: Mapping[str, Any] | Sequence[str], name: str) -> None:
     """Refuse a name that is not among the columns, and say which are near."""
     if name in names:

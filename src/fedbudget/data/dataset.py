@@ -170,26 +170,6 @@ class Dataset:
         )
 
 
-def _fitting_loss(loss: str | None, num_classes: int | None) -> str:
-    """Return the loss, or the usual one for these labels; refuse a misfit."""
-    if num_classes is None:
-        fitting: tuple[str, ...] = ("huber",)
-        labels = "numbers"
-    elif num_classes == 2:
-        fitting, labels = ("logistic", "hinge", "softmax"), "2 classes"
-    else:
-        fitting, labels = ("softmax",), f"{num_classes} classes"
-    if loss is None:
-        return fitting[0]
-    if loss not in fitting:
-        raise InvalidInputError(
-            f"loss {loss!r} does not fit labels that are {labels}: "
-            f"use {' or '.join(fitting)}",
-            argument="loss",
-        )
-    return loss
-
-
 def split_rows(
     x: Rows,
     y: Labels,
@@ -240,12 +220,6 @@ def split_rows(
     return parts[0], parts[1], parts[2]
 
 
-def _take(x: Rows, y: Labels, rows: NDArray[Any], sizes: Counts) -> Part:
-    """Return the part made of these rows, already in the order of the devices."""
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Part(x=cast(Rows, x[rows]), y=y[rows], offsets=offsets)
-
-
 def hold_out(data: Dataset, *, count: int, seed: int = 0) -> tuple[Dataset, Dataset]:
     """Return the data without some devices drawn at random, and those devices.
 
@@ -274,6 +248,32 @@ def only(data: Dataset, devices: Sequence[int]) -> Dataset:
         test=_take_devices(data.test, devices),
         device_names=tuple(data.device_names[m] for m in devices),
     )
+
+
+def _fitting_loss(loss: str | None, num_classes: int | None) -> str:
+    """Return the loss, or the usual one for these labels; refuse a misfit."""
+    if num_classes is None:
+        fitting: tuple[str, ...] = ("huber",)
+        labels = "numbers"
+    elif num_classes == 2:
+        fitting, labels = ("logistic", "hinge", "softmax"), "2 classes"
+    else:
+        fitting, labels = ("softmax",), f"{num_classes} classes"
+    if loss is None:
+        return fitting[0]
+    if loss not in fitting:
+        raise InvalidInputError(
+            f"loss {loss!r} does not fit labels that are {labels}: "
+            f"use {' or '.join(fitting)}",
+            argument="loss",
+        )
+    return loss
+
+
+def _take(x: Rows, y: Labels, rows: NDArray[Any], sizes: Counts) -> Part:
+    """Return the part made of these rows, already in the order of the devices."""
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Part(x=cast(Rows, x[rows]), y=y[rows], offsets=offsets)
 
 
 def _take_devices(part: Part, devices: Sequence[int]) -> Part:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.checks import one_of
 from fedbudget.data.columns import Coded, Column, Numbers, as_coded, reading, spelt
 from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.text import shown
@@ -99,10 +100,7 @@ class Categorical:
             raise InvalidInputError(
                 f"missing={shown(self.missing)} is not among the values: add it to them"
             )
-        if self.other not in ("error", "ignore"):
-            raise InvalidInputError(
-                f"other={shown(self.other)} is not known: use 'error' or 'ignore'"
-            )
+        one_of("other", self.other, ("error", "ignore"))
 
     def encode(self, name: str, column: Column) -> NDArray[np.int64]:
         """Return the index of each row's value; -1 where the row gets only zeros."""

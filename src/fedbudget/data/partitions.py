@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedbudget.checks import whole
+from fedbudget.checks import seed_number, whole
 from fedbudget.errors import InvalidInputError
-from fedbudget.text import counted, shown
+from fedbudget.text import counted
 
 DeviceIds: TypeAlias = NDArray[np.int64]
 Dissimilarity: TypeAlias = Literal["iid", "mild", "strong"]
@@ -31,22 +31,7 @@ def generator(seed: int, *, stream: int = 0) -> np.random.Generator:
     >>> generator(7).random() == generator(7, stream=1).random()
     False
     """
-    if not isinstance(seed, int | np.integer) or seed < 0:
-        raise InvalidInputError(
-            f"seed must be a whole number, zero or more, got {shown(seed)}: use 0",
-            argument="seed",
-        )
-    return np.random.default_rng((seed, stream))
-
-
-def by_column(values: ArrayLike) -> DeviceIds:
-    """Give each distinct value its own device, in sorted order.
-
-    >>> by_column(["b", "a", "b"]).tolist()
-    [1, 0, 1]
-    """
-    _, ids = np.unique(np.asarray(values), return_inverse=True)
-    return np.asarray(ids, dtype=np.int64).reshape(-1)
+    return np.random.default_rng((seed_number(seed), stream))
 
 
 def iid(num_rows: int, num_devices: int, *, seed: int = 0) -> DeviceIds:

@@ -1,7 +1,7 @@
 """Own tables: one with a device column, one per device, or Flower's partitions.
 
-`draft` writes a first description of a table, for its owner to correct before anyone
-trains.
+`infer_schema` reads a schema off private rows, and warns. `draft` writes a first
+description of a table, for its owner to correct before anyone trains.
 """
 
 import warnings
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbudget.checks import one_of
 from fedbudget.data.columns import Bools, Coded, Column, check_name, keep_rows, missing
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
@@ -33,6 +34,8 @@ from fedbudget.data.reading import (
 from fedbudget.data.schema import Schema
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.text import shown
+
+_DEVICE = "fedbudget device"  # a column that no table has by chance
 
 
 def from_table(
@@ -78,11 +81,7 @@ def from_table(
     table: 2 devices, 3 rows (2 train, 0 validation, 1 test), 2 columns, 2 classes, \
 dissimilarity mild
     """
-    if missing not in ("error", "drop"):
-        raise InvalidInputError(
-            f"missing={shown(missing)} is not known: use 'error' or 'drop'",
-            argument="missing",
-        )
+    one_of("missing", missing, ("error", "drop"))
     _check_names(label, device)
     schema = _schema(schema)
     way = _way(device, partition)
@@ -113,13 +112,66 @@ dissimilarity mild
     )
 
 
-def _dealt_out(way: Partition, labels: NDArray[Any], seed: int) -> DeviceIds:
+def from_partitions(
+    partitions: Any,
+    *,
+    label: str,
+    schema: Schema | Mapping[str, Any] | None = None,
+    seed: int = 0,
+    missing: Literal["error", "drop"] = "error",
+    name: str = "partitions",
+) -> Dataset:
+    """Make a data set of tables that devices hold already.
+
+    Args:
+        partitions: A dict of tables by device, a list of tables, or a partitioner of
+            flwr-datasets with its data set. A table is whatever `from_table` takes,
+            a Hugging Face `datasets.Dataset` too.
+        label: The column to predict.
+        schema: Public bounds and categories, as for `from_table`.
+        seed: Seeds the 80/10/10 split on every device.
+        missing: What to do with rows that have empty cells.
+        name: The data set's name.
+
+    Raises:
+        DataError: There is no table, or tables have different columns.
+
+    >>> schema = {"label": {"name": "y", "values": [0, 1]},
+    ...           "features": {"v": {"low": 0, "high": 9}}}
+    >>> tables = {"a": {"v": [1, 2], "y": [0, 1]}, "b": {"v": [3], "y": [1]}}
+    >>> print(from_partitions(tables, label="y", schema=schema))
+    partitions: 2 devices, 3 rows (2 train, 0 validation, 1 test), 2 columns, \
+2 classes, dissimilarity mild
+    """
+    tables = _tables(partitions)
+    first = next(iter(tables.values())).column_names
+    for device, table in tables.items():
+        if table.column_names != first:
+            raise DataError(
+                f"device {device!r} has columns {shown(table.column_names)}, the first "
+                f"has {shown(first)}: give all devices the same"
+            )
+    import pyarrow as pa
+
+    named = [
+        table.append_column(_DEVICE, pa.array([device] * table.num_rows))
+        for device, table in tables.items()
+    ]
     try:
-        return way.device_ids(labels, seed=seed)
-    except InvalidInputError as error:
-        if error.argument != "seed":
-            error.argument = "partition"
-        raise
+        whole = pa.concat_tables(named, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(
+            f"devices hold a column in different types ({error}): make them the same"
+        ) from None
+    return from_table(
+        whole,
+        label=label,
+        device=_DEVICE,
+        schema=schema,
+        seed=seed,
+        missing=missing,
+        name=name,
+    )
 
 
 def infer_schema(
@@ -135,6 +187,50 @@ def infer_schema(
     columns = _columns(table, label=label, device=device, schema=None)
     _without_gaps(columns, None, None, drop=True)  # refuses if no row is complete
     return schema_from_rows(columns, label=label, intercept=intercept)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draft:
+    """A schema read off the rows, and what else its reader should know of them."""
+
+    schema: Schema
+    num_rows: int
+    num_devices: int  # 1 where the table does not say whose a row is
+    most_rows: int  # of one device
+    rows_with_gaps: int  # with an empty cell
+
+
+def draft(
+    source: Any, *, label: str, device: str | None = None, drop: Sequence[str] = ()
+) -> Draft:
+    """Read bounds and categories off a table: NOT private, and to be replaced.
+
+    >>> found = draft({"v": [1, 2], "y": ["a", "b"], "id": [7, 7]}, label="y",
+    ...               device="id")
+    >>> found.schema.feature_names, found.most_rows
+    (('v', 'intercept'), 2)
+    """
+    table = read_table(source)
+    for name in drop:
+        check_name(table.column_names, name)
+    table = table.drop_columns(list(drop))
+    with warnings.catch_warnings():  # whoever asks for a draft says so himself
+        warnings.simplefilter("ignore", NotPrivateWarning)
+        schema = infer_schema(table, label=label, device=device)
+    used = [*schema.features, label]
+    gaps = np.logical_or.reduce([missing(read_column(table, name)) for name in used])
+    counts = np.array([table.num_rows])
+    if device is not None:
+        owners = read_devices(table, device)
+        gaps |= missing(owners)
+        counts = np.bincount(np.asarray(owners.codes)[~missing(owners)])
+    return Draft(
+        schema=schema,
+        num_rows=table.num_rows,
+        num_devices=len(counts),
+        most_rows=int(counts.max(initial=0)),
+        rows_with_gaps=int(gaps.sum()),
+    )
 
 
 def _check_names(label: Any, device: Any) -> None:
@@ -187,6 +283,15 @@ def _way(device: str | None, partition: Any) -> Partition:
             argument="partition",
         )
     return way
+
+
+def _dealt_out(way: Partition, labels: NDArray[Any], seed: int) -> DeviceIds:
+    try:
+        return way.device_ids(labels, seed=seed)
+    except InvalidInputError as error:
+        if error.argument != "seed":
+            error.argument = "partition"
+        raise
 
 
 def _texts(schema: Schema | None, device: str | None) -> dict[str, tuple[str, ...]]:
@@ -285,71 +390,6 @@ def _name_of(source: Any) -> str:
     return Path(source).name.split(".", maxsplit=1)[0]
 
 
-_DEVICE = "fedbudget device"  # a column that no table has by chance
-
-
-def from_partitions(
-    partitions: Any,
-    *,
-    label: str,
-    schema: Schema | Mapping[str, Any] | None = None,
-    seed: int = 0,
-    missing: Literal["error", "drop"] = "error",
-    name: str = "partitions",
-) -> Dataset:
-    """Make a data set of tables that devices hold already.
-
-    Args:
-        partitions: A dict of tables by device, a list of tables, or a partitioner of
-            flwr-datasets with its data set. A table is whatever `from_table` takes,
-            a Hugging Face `datasets.Dataset` too.
-        label: The column to predict.
-        schema: Public bounds and categories, as for `from_table`.
-        seed: Seeds the 80/10/10 split on every device.
-        missing: What to do with rows that have empty cells.
-        name: The data set's name.
-
-    Raises:
-        DataError: There is no table, or tables have different columns.
-
-    >>> schema = {"label": {"name": "y", "values": [0, 1]},
-    ...           "features": {"v": {"low": 0, "high": 9}}}
-    >>> tables = {"a": {"v": [1, 2], "y": [0, 1]}, "b": {"v": [3], "y": [1]}}
-    >>> print(from_partitions(tables, label="y", schema=schema))
-    partitions: 2 devices, 3 rows (2 train, 0 validation, 1 test), 2 columns, \
-2 classes, dissimilarity mild
-    """
-    tables = _tables(partitions)
-    first = next(iter(tables.values())).column_names
-    for device, table in tables.items():
-        if table.column_names != first:
-            raise DataError(
-                f"device {device!r} has columns {shown(table.column_names)}, the first "
-                f"has {shown(first)}: give all devices the same"
-            )
-    import pyarrow as pa
-
-    named = [
-        table.append_column(_DEVICE, pa.array([device] * table.num_rows))
-        for device, table in tables.items()
-    ]
-    try:
-        whole = pa.concat_tables(named, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise DataError(
-            f"devices hold a column in different types ({error}): make them the same"
-        ) from None
-    return from_table(
-        whole,
-        label=label,
-        device=_DEVICE,
-        schema=schema,
-        seed=seed,
-        missing=missing,
-        name=name,
-    )
-
-
 def _tables(partitions: Any) -> dict[str, Any]:
     """Return one pyarrow table by the name of each device."""
     if hasattr(partitions, "load_partition"):  # flwr-datasets
@@ -367,47 +407,3 @@ def _tables(partitions: Any) -> dict[str, Any]:
     if not found:
         raise DataError("partitions is empty: give at least one device's table")
     return found
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Draft:
-    """A schema read off the rows, and what else its reader should know of them."""
-
-    schema: Schema
-    num_rows: int
-    num_devices: int  # 1 where the table does not say whose a row is
-    most_rows: int  # of one device
-    rows_with_gaps: int  # with an empty cell
-
-
-def draft(
-    source: Any, *, label: str, device: str | None = None, drop: Sequence[str] = ()
-) -> Draft:
-    """Read bounds and categories off a table: NOT private, and to be replaced.
-
-    >>> found = draft({"v": [1, 2], "y": ["a", "b"], "id": [7, 7]}, label="y",
-    ...               device="id")
-    >>> found.schema.feature_names, found.most_rows
-    (('v', 'intercept'), 2)
-    """
-    table = read_table(source)
-    for name in drop:
-        check_name(table.column_names, name)
-    table = table.drop_columns(list(drop))
-    with warnings.catch_warnings():  # whoever asks for a draft says so himself
-        warnings.simplefilter("ignore", NotPrivateWarning)
-        schema = infer_schema(table, label=label, device=device)
-    used = [*schema.features, label]
-    gaps = np.logical_or.reduce([missing(read_column(table, name)) for name in used])
-    counts = np.array([table.num_rows])
-    if device is not None:
-        owners = read_devices(table, device)
-        gaps |= missing(owners)
-        counts = np.bincount(np.asarray(owners.codes)[~missing(owners)])
-    return Draft(
-        schema=schema,
-        num_rows=table.num_rows,
-        num_devices=len(counts),
-        most_rows=int(counts.max(initial=0)),
-        rows_with_gaps=int(gaps.sum()),
-    )

@@ -13,7 +13,7 @@ from zlib import error as ZlibError  # noqa: N812  # a class with a lower-case n
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.checks import whole
+from fedbudget.checks import one_of, whole
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.partitions import generator, iid
 from fedbudget.data.unit_ball import LARGEST_NORM
@@ -156,10 +156,7 @@ def _dataset(
 ) -> Dataset:
     """Scale each row into the unit ball and deal the rows out."""
     x, y, ids = rows
-    if split not in SPLITS:
-        raise InvalidInputError(
-            f"split {shown(split)} is not known for vehicle: use {' or '.join(SPLITS)}"
-        )
+    one_of("split", split, SPLITS)
     num_sensors = int(ids.max()) + 1
     if split == "iid":
         if num_devices is not None:

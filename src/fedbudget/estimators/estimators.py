@@ -58,7 +58,7 @@ _ONE_DEVICE = (
 EPSILON = 1.0  # scikit-learn wants a default: a strong promise
 
 
-class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no types
+class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no types
     """A linear model, trained over devices within both budgets."""
 
     epsilon: PerDevice
@@ -187,7 +187,7 @@ def _check_target(y: Any) -> None:
         )
 
 
-class PrivateFederatedClassifier(ClassifierMixin, PrivateLinearModel):  # type: ignore[misc]
+class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type: ignore[misc]
     """A linear classifier, trained over simulated devices within both budgets.
 
     Every `fit` spends the budgets anew: cross-validation with k folds fits k times, and
@@ -327,7 +327,7 @@ class PrivateFederatedClassifier(ClassifierMixin, PrivateLinearModel):  # type: 
         return tuple(map(str, self.classes_))
 
 
-class PrivateFederatedRegressor(RegressorMixin, PrivateLinearModel):  # type: ignore[misc]
+class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: ignore[misc]
     """A linear model of a number, by the Huber loss, within both budgets of devices.
 
     All parameters and attributes are those of `PrivateFederatedClassifier`, but for:

@@ -1,8 +1,7 @@
 """Models and plans for other programs.
 
-linear.py       the released model as a value; to and from scikit-learn
-onnx_files.py   the same to and from ONNX
-schemas.py      the JSON Schema of a plan
+export.py        the released model as a value; to and from scikit-learn and ONNX
+plan_schema.py   the JSON Schema of a plan
 """
 
 from fedbudget.interop.export import LinearModel

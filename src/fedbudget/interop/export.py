@@ -30,6 +30,9 @@ from fedbudget.files import whole_file
 from fedbudget.losses import Loss, Rows, loss_named
 from fedbudget.record import RecordedRun, read_run
 
+_OPSET, _IR = 17, 8  # of 2022: every runtime of today reads them
+_PRODUCER = "fedbudget"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearModel:
@@ -194,42 +197,6 @@ class LinearModel:
             writers[place.suffix](self, file)
 
 
-def _save_onnx(model: LinearModel, file: IO[bytes]) -> None:
-    file.write(to_onnx(model))
-
-
-def _save_joblib(model: LinearModel, file: IO[bytes]) -> None:
-    fitted = model.to_sklearn()
-    import joblib
-
-    joblib.dump(fitted, file)
-
-
-def _save_json(model: LinearModel, file: IO[bytes]) -> None:
-    file.write(json.dumps(model.to_dict(), indent=1).encode() + b"\n")
-
-
-def _sklearn() -> tuple[Any, Any]:
-    with needed("a scikit-learn model", "scikit-learn"):
-        from sklearn import linear_model, svm
-    return linear_model, svm
-
-
-def _stated(run: RecordedRun) -> str:
-    """Return what a run promises, and what not: a model may travel without its run."""
-    stated = str(run.plan.privacy)
-    if "seed" not in run.about or run.plan.accountant == "none":
-        return stated
-    return (
-        f"{stated}; the noise of this simulation follows from seed "
-        f"{run.about['seed']}, and nothing is promised against anyone who knows it"
-    )
-
-
-_OPSET, _IR = 17, 8  # of 2022: every runtime of today reads them
-_PRODUCER = "fedbudget"
-
-
 def to_onnx(model: LinearModel) -> bytes:
     """Return the model as the bytes of an ONNX file.
 
@@ -291,6 +258,38 @@ def from_onnx(data: bytes) -> LinearModel:
         feature_names=tuple(props["feature_names"]),
         classes=None if classes is None else tuple(classes),
         privacy=props["privacy"],
+    )
+
+
+def _save_onnx(model: LinearModel, file: IO[bytes]) -> None:
+    file.write(to_onnx(model))
+
+
+def _save_joblib(model: LinearModel, file: IO[bytes]) -> None:
+    fitted = model.to_sklearn()
+    import joblib
+
+    joblib.dump(fitted, file)
+
+
+def _save_json(model: LinearModel, file: IO[bytes]) -> None:
+    file.write(json.dumps(model.to_dict(), indent=1).encode() + b"\n")
+
+
+def _sklearn() -> tuple[Any, Any]:
+    with needed("a scikit-learn model", "scikit-learn"):
+        from sklearn import linear_model, svm
+    return linear_model, svm
+
+
+def _stated(run: RecordedRun) -> str:
+    """Return what a run promises, and what not: a model may travel without its run."""
+    stated = str(run.plan.privacy)
+    if "seed" not in run.about or run.plan.accountant == "none":
+        return stated
+    return (
+        f"{stated}; the noise of this simulation follows from seed "
+        f"{run.about['seed']}, and nothing is promised against anyone who knows it"
     )
 
 

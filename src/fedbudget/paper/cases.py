@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, choice
+from fedbudget.checks import Array, one_of
 from fedbudget.data import Dataset, load
 from fedbudget.planning import Plan
 from fedbudget.privacy import NoisyGradients, accountant_named
@@ -22,7 +22,6 @@ DELTA = 1e-4
 # What DP-SGD and DP-PASGD stand for in the paper's first figure.
 SGD_TAU, PASGD_TAU, FIRST_EPSILON, FIRST_COST = 1, 10, 10.0, 1000.0
 DP_SGD, DP_PASGD = f"DP-SGD (tau = {SGD_TAU})", f"DP-PASGD (tau = {PASGD_TAU})"
-
 LONGEST_TAU = 20  # of the paper's search
 
 
@@ -61,7 +60,7 @@ CASES = (
 def case_named(name: str) -> Case:
     """Return the case of that name, however it is capitalised."""
     known = {case.name.lower(): case for case in CASES}
-    return known[choice("case", name.strip().lower(), tuple(known))]
+    return known[one_of("case", name.strip().lower(), tuple(known))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,18 +157,18 @@ class Point:
     @property
     def cost(self) -> float:
         """What the point costs every device (full batches, one price for all)."""
-        return run_cost(self.tau, self.rounds)
+        return _run_cost(self.tau, self.rounds)
 
 
 @cache
-def run_cost(tau: int, rounds: int) -> float:
+def _run_cost(tau: int, rounds: int) -> float:
     """Return the paper's cost of a run (its c1 and c2 are the same on all devices)."""
     return float(np.max(PRICES.run_cost(rounds=rounds, tau=tau, batch_size=1)))
 
 
 def most_rounds(tau: int, cost: float) -> int:
     """Return how many rounds of tau steps the cost pays for."""
-    return int(cost // run_cost(tau, 1))
+    return int(cost // _run_cost(tau, 1))
 
 
 class Maker:
@@ -234,7 +233,7 @@ class Maker:
             epsilon=self.accountant.epsilon(run, delta=delta),
             delta=delta,
             prior_mu=np.zeros(devices),
-            cost=np.full(devices, run_cost(1, 1)),
+            cost=np.full(devices, _run_cost(1, 1)),
             loss=problem.model.name,
             num_classes=problem.model.num_outputs,
             l2=problem.model.l2,

@@ -34,7 +34,6 @@ from fedbudget.paper.results import (
 
 HOLDS, IN_PART, NOT = "holds", "holds in part", "does not hold"
 UNDECIDED = "is undecided"
-
 UNLIKE = "Adult-1"  # of which the paper says that it behaves unlike the rest
 
 # The paper says "always", "all" and "almost always": one setting in ten may differ.
@@ -70,6 +69,31 @@ class Claim:
             return {1: IN_PART, 0: UNDECIDED, -1: NOT}[sign]
         some = self.holds >= SOME * self.total or sign > 0
         return IN_PART if some and sign >= 0 and self.holds > self.against else NOT
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Findings:
+    """An evaluation's rows, and what follows from them."""
+
+    scale: Scale
+    tables: Tables
+    runs: Runs
+    rates: dict[str, float]  # each case's one learning rate
+    claims: list[Claim]
+    regrets: list[Regret]
+
+
+def findings(tables: Tables, scale: Scale) -> Findings:
+    """Judge the claims and compare the planners."""
+    runs, rates = Runs(tables.runs), fixed_rates(tables.searches)
+    return Findings(
+        scale=scale,
+        tables=tables,
+        runs=runs,
+        rates=rates,
+        claims=all_claims(runs, rates, scale),
+        regrets=regrets(runs, tables.plans, scale),
+    )
 
 
 def all_claims(runs: Runs, rates: dict[str, float], scale: Scale) -> list[Claim]:
@@ -174,7 +198,7 @@ def _second(runs: Runs, scale: Scale) -> Iterator[Claim]:
                 at = case.name, curve, epsilon, cost
                 best = runs.best("tau", *at)
                 mine = runs.distinct("tau", case.name, planner, epsilon, cost)[0]
-                near.append(_close(mine, best))
+                near.append(close_taus(mine, best))
                 values = runs.values(case.name, planner, epsilon, cost)
                 lost.append(paired(runs.values(*at, tau=best), values))
         yield Claim(
@@ -190,7 +214,8 @@ def _second(runs: Runs, scale: Scale) -> Iterator[Claim]:
         )
 
 
-def _close(mine: int, best: int) -> bool:
+def close_taus(mine: int, best: int) -> bool:
+    """Say whether two taus are about the same."""
     low, high = sorted((mine, best))
     return high - low <= APART or high <= FACTOR * low
 
@@ -322,28 +347,3 @@ def _fifth(runs: Runs, scale: Scale) -> Iterator[Claim]:
             reading,
             [by_cost(UNLIKE) - by_cost(name) for name in others],
         )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Findings:
-    """An evaluation's rows, and what follows from them."""
-
-    scale: Scale
-    tables: Tables
-    runs: Runs
-    rates: dict[str, float]  # each case's one learning rate
-    claims: list[Claim]
-    regrets: list[Regret]
-
-
-def findings(tables: Tables, scale: Scale) -> Findings:
-    """Judge the claims and compare the planners."""
-    runs, rates = Runs(tables.runs), fixed_rates(tables.searches)
-    return Findings(
-        scale=scale,
-        tables=tables,
-        runs=runs,
-        rates=rates,
-        claims=all_claims(runs, rates, scale),
-        regrets=regrets(runs, tables.plans, scale),
-    )

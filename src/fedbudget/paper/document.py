@@ -73,7 +73,7 @@ def document(found: Findings, drawn: Sequence[Drawn], about: About) -> list[Bloc
         *_what_was_run(scale, found.rates, about),
         *_claims(found.claims),
         *_reasons(runs, tables, found.rates, scale),
-        *regret_blocks(found.regrets, runs, tables, scale),
+        *_regret_blocks(found.regrets, runs, tables, scale),
         Heading("The figures"),
         Paragraph(
             "The paper's source holds captions but no figures: there is nothing to lay "
@@ -81,8 +81,8 @@ def document(found: Findings, drawn: Sequence[Drawn], about: About) -> list[Bloc
             "it."
         ),
         *drawn,
-        *baseline_blocks(runs, tables, scale),
-        *printed_blocks(runs, scale),
+        *_baseline_blocks(runs, tables, scale),
+        *_printed_blocks(runs, scale),
     ]
 
 
@@ -92,7 +92,7 @@ def _short(found: Findings, about: About) -> Iterator[Block]:
     searching = sum(row["seconds"] for row in searches if row["search"] == "full")
     budgets = len(scale.budgets) * len(scale.cases)
     least = min(scale.epsilons)
-    spent = printed_epsilon(found.runs, scale, least)
+    spent = _printed_epsilon(found.runs, scale, least)
     if any(case.synthetic(about.vehicle) for case in scale.cases):
         yield Paragraph(
             "The Vehicle cases are a SYNTHETIC stand-in, drawn from a plain model: "
@@ -336,7 +336,7 @@ def _flatness(runs: Runs, scale: Scale) -> tuple[float, float]:
     return float(np.median(near)), float(np.median(counts))
 
 
-def regret_blocks(
+def _regret_blocks(
     lost: Sequence[Regret], runs: Runs, tables: Tables, scale: Scale
 ) -> Iterator[Block]:
     """How far planners fall short of a full grid search."""
@@ -437,7 +437,7 @@ def _short_blocks(runs: Runs, tables: Tables, scale: Scale) -> Iterator[Block]:
     )
 
 
-def baseline_blocks(runs: Runs, tables: Tables, scale: Scale) -> Iterator[Block]:
+def _baseline_blocks(runs: Runs, tables: Tables, scale: Scale) -> Iterator[Block]:
     """What else could be done with the same rows."""
     names = [case.name for case in scale.cases]
     paid = f"C = {FIRST_COST:g}"
@@ -483,7 +483,7 @@ def _percent(values: ArrayLike) -> str:
     return f"{found.mean:.1f}{spread}"
 
 
-def printed_blocks(runs: Runs, scale: Scale) -> Iterator[Block]:
+def _printed_blocks(runs: Runs, scale: Scale) -> Iterator[Block]:
     """What the printed noise really spends, and buys."""
     names = [case.name for case in scale.cases]
     yield Heading("The noise as the paper prints it")
@@ -500,7 +500,7 @@ def printed_blocks(runs: Runs, scale: Scale) -> Iterator[Block]:
             wrong = runs.values(name, PRINTED, epsilon, FIRST_COST)
             right = runs.values(name, planners.TUNED, epsilon, FIRST_COST)
             cells.append(interval(mean_interval(100 * (wrong - right))))
-        spent = printed_epsilon(runs, scale, epsilon)
+        spent = _printed_epsilon(runs, scale, epsilon)
         rows.append([f"{epsilon:g}", Marked(f"{spent:.1f}", "bad"), *cells])
     yield Table(
         ["eps asked for", "eps really spent", *names],
@@ -509,7 +509,7 @@ def printed_blocks(runs: Runs, scale: Scale) -> Iterator[Block]:
     )
 
 
-def printed_epsilon(runs: Runs, scale: Scale, epsilon: float) -> float:
+def _printed_epsilon(runs: Runs, scale: Scale, epsilon: float) -> float:
     """Return the most that the printed noise really spends where it says epsilon."""
     return max(
         float(row["spent_epsilon"])

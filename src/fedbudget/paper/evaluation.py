@@ -103,7 +103,7 @@ def _evaluate_case(lab: Lab, scale: Scale, tables: Tables) -> None:
     tables.runs += lab.run(
         "curves", curves, repeats=range(scale.curve_repeats), noise=SCORING
     )
-    tables.baselines += _baselines(lab, scale)
+    tables.baselines += baseline_rows(lab, scale)
 
 
 def _says(scheme: str, epsilon: float, cost: float) -> Row:
@@ -206,14 +206,15 @@ def _curves(
             yield Entry(plan=maker.plan(point), says=_says(scheme, epsilon, cost))
 
 
-def _baselines(lab: Lab, scale: Scale) -> list[Row]:
+def baseline_rows(lab: Lab, scale: Scale) -> list[Row]:
+    """Return what the baselines reach, from disk where it is there."""
     repeats = range(min(scale.baseline_repeats, scale.repeats))
 
     def make() -> list[Row]:
         rows = []
         for repeat in repeats:
             started = time.perf_counter()
-            found = list(_baselines_of(lab, lab.data(repeat), scale, repeat))
+            found = list(baselines_of(lab, lab.data(repeat), scale, repeat))
             taken = (time.perf_counter() - started) / len(found)
             rows += [row | {"seconds": taken} for row in found]
             lab.on_work(0, f"{lab.case.name}: baselines")
@@ -223,7 +224,8 @@ def _baselines(lab: Lab, scale: Scale) -> list[Row]:
     return rows
 
 
-def _baselines_of(lab: Lab, data: Dataset, scale: Scale, repeat: int) -> Iterator[Row]:
+def baselines_of(lab: Lab, data: Dataset, scale: Scale, repeat: int) -> Iterator[Row]:
+    """Fit all baselines on one split."""
     loss = lab.case.loss
     found = [
         (0.0, baselines.constant(data, loss=loss)),

@@ -14,7 +14,6 @@ import numpy as np
 
 from fedbudget.checks import Array
 from fedbudget.losses import loss_named
-from fedbudget.paper import figures as drawing, figures as searching
 from fedbudget.paper.cases import (
     DP_PASGD,
     DP_SGD,
@@ -41,7 +40,19 @@ from fedbudget.reporting.style import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+AS_PAPER, AS_PLANNED = "as in the paper", "as fedbudget plans it"
+_WIDTH = 2.75  # inches of a panel
+_ASIDE = 0.1  # between lines, as a share of the distance between two ticks
+_REACH = 0.6  # how far off a reference is drawn, as a share of the curves' height
+
+MEASURES = (("test_accuracy", "test accuracy"), ("train_loss", "training loss"))
+KINDS = {
+    "paper": ("curve-fixed", TUNED, AS_PAPER),
+    "fedbudget": ("curve-full", JOINT, AS_PLANNED),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +97,9 @@ def _figures(
             "its own best learning rate, picked on validation rows, and the joint "
             f"plan, which picked nothing on private rows. {ends}",
         ),
-        lambda: drawing.efficiency(cases, runs, rates, vehicle),
+        lambda: _efficiency(cases, runs, rates, vehicle),
     )
-    for kind, (_, planner, name) in searching.KINDS.items():
+    for kind, (_, planner, name) in KINDS.items():
         grid = (
             "best K for every tau at the case's one learning rate, 1/M weights, zCDP"
             if kind == "paper"
@@ -105,7 +116,7 @@ def _figures(
                 "picked for their accuracy, and some have a large loss: what is far "
                 f"off is cut. {ends}",
             ),
-            partial(searching.search_figure, kind, cases, runs, scale, vehicle),
+            partial(_search_figure, kind, cases, runs, scale, vehicle),
         )
     for number, over, other in ((3, "cost", "privacy"), (4, "epsilon", "cost")):
         by_cost = over == "cost"
@@ -121,7 +132,7 @@ def _figures(
                 f"off. Points are drawn a little apart. {ends}",
             ),
             partial(
-                drawing.trade_off,
+                _trade_off,
                 cases,
                 runs,
                 found.tables.baselines,
@@ -137,10 +148,10 @@ def _figures(
             title="The chosen tau",
             caption="Figure 5 (fig:c_e_tau). The tau that the planner chooses, over "
             "both budgets. Top: the paper's planner at the case's one learning rate. "
-            f"Bottom: joint.{synthetic(scale, vehicle)}",
+            f"Bottom: joint.{_synthetic(scale, vehicle)}",
         ),
         partial(
-            drawing.chosen_tau,
+            _chosen_tau,
             cases,
             runs,
             costs=scale.line_costs,
@@ -152,77 +163,21 @@ def _figures(
 
 def _ending(scale: Scale, vehicle: str | None) -> str:
     ends = f"Bars and bands: {LEVEL:.0%} intervals over repeats."
-    return ends + synthetic(scale, vehicle)
+    return ends + _synthetic(scale, vehicle)
 
 
-def synthetic(scale: Scale, vehicle: str | None) -> str:
+def _synthetic(scale: Scale, vehicle: str | None) -> str:
     """Return a sentence on rows that are not real, where there are any."""
     if any(case.synthetic(vehicle) for case in scale.cases):
         return " The Vehicle cases are a SYNTHETIC stand-in, not the real data."
     return ""
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-AS_PAPER, AS_PLANNED = "as in the paper", "as fedbudget plans it"
-_WIDTH = 2.75  # inches of a panel
-_ASIDE = 0.1  # between lines, as a share of the distance between two ticks
-_REACH = 0.6  # how far off a reference is drawn, as a share of the curves' height
-
-
-def title(case: Case, vehicle: str | None) -> str:
-    """Return a panel's title; what is not real says so."""
-    return case.label(vehicle).replace(" (", "\n(")
-
-
-def two_rows(
-    cases: Sequence[Case], vehicle: str | None
-) -> tuple["Figure", list[list["Axes"]]]:
-    """Return panels: a column per case, the paper above, our plans below."""
-    size = (_WIDTH * len(cases) + 0.6, 5.4)
-    figure, axes = panels(2, len(cases), size=size, sharex=True, sharey="col")
-    for column, case in enumerate(cases):
-        axes[0][column].set_title(title(case, vehicle))
-    for row, name in zip(axes, (AS_PAPER, AS_PLANNED), strict=True):
-        row[0].set_ylabel(f"{name}\n\ntest accuracy")
-    return figure, axes
-
-
-def curve(
-    axes: "Axes", x: Sequence[float], runs: Sequence[Array], line: Line, label: str
-) -> None:
-    """Draw means over repeats with their 95% intervals."""
-    found = [mean_interval(values) for values in runs]
-    axes.errorbar(
-        x,
-        [each.mean for each in found],
-        yerr=[np.nan_to_num(each.half) for each in found],
-        label=label,
-        elinewidth=0.8,
-        **line.options(),
-    )
-
-
-def band(
-    axes: "Axes", x: Sequence[float], runs: Sequence[Array], line: Line, label: str
-) -> None:
-    """Draw means with their 95% intervals as a band, where bars would be too many."""
-    found = [mean_interval(values) for values in runs]
-    means = [each.mean for each in found]
-    axes.plot(x, means, label=label, **line.options(markersize=3))
-    halves = np.nan_to_num([each.half for each in found])
-    axes.fill_between(
-        x, means - halves, means + halves, color=line.color, alpha=0.13, linewidth=0
-    )
-
-
-def efficiency(
+def _efficiency(
     cases: Sequence[Case], runs: Runs, rates: dict[str, float], vehicle: str | None
 ) -> "Figure":
     """Accuracy against cost, round by round (the paper's fig:efficiency)."""
-    figure, axes = two_rows(cases, vehicle)
+    figure, axes = _two_rows(cases, vehicle)
     at = FIRST_EPSILON, FIRST_COST
     for column, case in enumerate(cases):
         for tau, line, name in (
@@ -267,10 +222,95 @@ def _rounds(
     rounds = sorted({row["rounds"] for row in found})
     costs = {row["rounds"]: row["spent_cost"] for row in found}
     values = [runs.values(*at, rounds=count, **only) for count in rounds]
-    curve(axes, [costs[count] for count in rounds], values, line, label)
+    _curve(axes, [costs[count] for count in rounds], values, line, label)
 
 
-def trade_off(
+def _search_figure(
+    kind: str, cases: Sequence[Case], runs: Runs, scale: Scale, vehicle: str | None
+) -> "Figure":
+    """Draw the grid search's best run for every tau (fig:baseline_proposed).
+
+    Args:
+        kind: `paper` or `fedbudget`; both have the same axes.
+        cases: A row each.
+        runs: Scored runs.
+        scale: Which budgets.
+        vehicle: The real data, if there are any.
+    """
+    scheme, planner, name = KINDS[kind]
+    columns = [(measure, cost) for measure in MEASURES for cost in scale.costs]
+    size = (2.6 * len(columns) + 0.6, 2.05 * len(cases) + 1.0)
+    figure, axes = panels(len(cases), len(columns), size=size, sharex=True)
+    for row, case in zip(axes, cases, strict=True):
+        for panel, ((measure, _), cost) in zip(row, columns, strict=True):
+            for line, epsilon in zip(LINES, scale.epsilons, strict=False):
+                at = case.name, scheme, epsilon, cost
+                taus = runs.distinct("tau", *at)
+                found = [runs.values(*at, measure=measure, tau=tau) for tau in taus]
+                _band(panel, taus, found, line, f"grid, eps = {epsilon:g}")
+                # Of the splits that the curves are of.
+                chosen = [
+                    row
+                    for row in runs.rows(case.name, planner, epsilon, cost)
+                    if row["repeat"] < scale.curve_repeats
+                ]
+                _marker(panel, chosen, measure, line, f"{planner}, eps = {epsilon:g}")
+            panel.set_xscale("log")
+            panel.set_ylim(*_limits(runs, case, measure, scale))
+            panel.axvline(LONGEST_TAU + 0.5, color=GREY, linewidth=0.7, linestyle=":")
+        row[0].set_ylabel(f"{_title(case, vehicle)}\n{MEASURES[0][1]}")
+        for panel, ((_, label), _) in zip(row[1:], columns[1:], strict=True):
+            panel.set_ylabel(label)
+    for panel, ((_, _), cost) in zip(axes[0], columns, strict=True):
+        panel.set_title(f"C = {cost:g}")
+    for panel in axes[-1]:
+        panel.set_xlabel("tau")
+    figure.suptitle(name, fontsize=11)
+    legend_below(figure, axes[0][:1], columns=len(scale.epsilons))
+    return figure
+
+
+def _marker(
+    panel: "Axes", chosen: Sequence[Row], measure: str, line: Line, label: str
+) -> None:
+    """Draw what a planner chose as one star."""
+    if chosen:
+        panel.plot(
+            [chosen[0]["tau"]],
+            [float(np.mean([row[measure] for row in chosen]))],
+            marker="*",
+            markersize=11,
+            linestyle="none",
+            markerfacecolor=line.color,
+            markeredgecolor="black",
+            markeredgewidth=0.6,
+            zorder=5,
+            label=label,
+        )
+
+
+def _limits(runs: Runs, case: Case, measure: str, scale: Scale) -> tuple[float, float]:
+    """Return limits for both kinds; losses far above the rest are cut off."""
+    means = np.array([float(np.mean(v)) for v in _all(runs, case, measure, scale)])
+    low, high = float(means.min()), float(means.max())
+    if measure.endswith("loss"):
+        # Above the loss of not training at all, nothing is worth a look.
+        untrained = loss_named(case.loss).loss_at_zero
+        high = min(float(np.quantile(means, 0.9)), 1.05 * untrained)
+    margin = 0.06 * (high - low) + 1e-3
+    return low - margin, high + margin
+
+
+def _all(runs: Runs, case: Case, measure: str, scale: Scale) -> Iterable[Array]:
+    for scheme, planner, _ in KINDS.values():
+        for epsilon, cost in scale.budgets:
+            for name in (scheme, planner):
+                at = case.name, name, epsilon, cost
+                for tau in runs.distinct("tau", *at):
+                    yield runs.values(*at, measure=measure, tau=tau)
+
+
+def _trade_off(
     cases: Sequence[Case],
     runs: Runs,
     baselines: Sequence[Row],
@@ -285,7 +325,7 @@ def trade_off(
     The paper's fig:tradeoff_resource_acc with over="cost", and its
     fig:tradeoff_privacy_acc with over="epsilon".
     """
-    figure, axes = two_rows(cases, vehicle)
+    figure, axes = _two_rows(cases, vehicle)
     other = "eps" if over == "cost" else "C"
     aside = _ASIDE * float(np.diff(sorted(ticks)).min())
     for column, case in enumerate(cases):
@@ -294,7 +334,7 @@ def trade_off(
                 pairs = [(fixed, t) if over == "cost" else (t, fixed) for t in ticks]
                 found = [runs.values(case.name, scheme, *pair) for pair in pairs]
                 there = [i for i, values in enumerate(found) if len(values)]
-                curve(
+                _curve(
                     axes[row][column],
                     # A little apart, for their bars to be seen.
                     [ticks[i] + aside * (number - (len(lines) - 1) / 2) for i in there],
@@ -302,7 +342,7 @@ def trade_off(
                     LINES[number],
                     f"{other} = {fixed:g}",
                 )
-        references([each[column] for each in axes], case, baselines)
+        _references([each[column] for each in axes], case, baselines)
         axes[1][column].set_xlabel(
             "cost budget C" if over == "cost" else "privacy budget eps"
         )
@@ -310,7 +350,7 @@ def trade_off(
     return figure
 
 
-def references(column: Sequence["Axes"], case: Case, baselines: Sequence[Row]) -> None:
+def _references(column: Sequence["Axes"], case: Case, baselines: Sequence[Row]) -> None:
     """Draw what needs no federation, as thin grey lines; what is far off, in words."""
     low, high = column[0].get_ylim()
     far = []
@@ -345,7 +385,7 @@ def references(column: Sequence["Axes"], case: Case, baselines: Sequence[Row]) -
         )
 
 
-def chosen_tau(
+def _chosen_tau(
     cases: Sequence[Case],
     runs: Runs,
     *,
@@ -385,7 +425,7 @@ def chosen_tau(
             panel.set_xticks(range(len(costs)), [f"{c:g}" for c in costs], rotation=90)
             panel.set_yticks(range(len(epsilons)), [f"{e:g}" for e in epsilons])
             if row == 0:
-                panel.set_title(title(case, vehicle))
+                panel.set_title(_title(case, vehicle))
             else:
                 panel.set_xlabel("cost budget C")
         axes[row][0].set_ylabel(f"{name}\n\nprivacy budget eps")
@@ -411,97 +451,47 @@ def _taus(
     )
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-MEASURES = (("test_accuracy", "test accuracy"), ("train_loss", "training loss"))
-KINDS = {
-    "paper": ("curve-fixed", TUNED, AS_PAPER),
-    "fedbudget": ("curve-full", JOINT, AS_PLANNED),
-}
+def _title(case: Case, vehicle: str | None) -> str:
+    """Return a panel's title; what is not real says so."""
+    return case.label(vehicle).replace(" (", "\n(")
 
 
-def search_figure(
-    kind: str, cases: Sequence[Case], runs: Runs, scale: Scale, vehicle: str | None
-) -> "Figure":
-    """Draw the grid search's best run for every tau (fig:baseline_proposed).
-
-    Args:
-        kind: `paper` or `fedbudget`; both have the same axes.
-        cases: A row each.
-        runs: Scored runs.
-        scale: Which budgets.
-        vehicle: The real data, if there are any.
-    """
-    scheme, planner, name = KINDS[kind]
-    columns = [(measure, cost) for measure in MEASURES for cost in scale.costs]
-    size = (2.6 * len(columns) + 0.6, 2.05 * len(cases) + 1.0)
-    figure, axes = panels(len(cases), len(columns), size=size, sharex=True)
-    for row, case in zip(axes, cases, strict=True):
-        for panel, ((measure, _), cost) in zip(row, columns, strict=True):
-            for line, epsilon in zip(LINES, scale.epsilons, strict=False):
-                at = case.name, scheme, epsilon, cost
-                taus = runs.distinct("tau", *at)
-                found = [runs.values(*at, measure=measure, tau=tau) for tau in taus]
-                band(panel, taus, found, line, f"grid, eps = {epsilon:g}")
-                # Of the splits that the curves are of.
-                chosen = [
-                    row
-                    for row in runs.rows(case.name, planner, epsilon, cost)
-                    if row["repeat"] < scale.curve_repeats
-                ]
-                _marker(panel, chosen, measure, line, f"{planner}, eps = {epsilon:g}")
-            panel.set_xscale("log")
-            panel.set_ylim(*limits(runs, case, measure, scale))
-            panel.axvline(LONGEST_TAU + 0.5, color=GREY, linewidth=0.7, linestyle=":")
-        row[0].set_ylabel(f"{title(case, vehicle)}\n{MEASURES[0][1]}")
-        for panel, ((_, label), _) in zip(row[1:], columns[1:], strict=True):
-            panel.set_ylabel(label)
-    for panel, ((_, _), cost) in zip(axes[0], columns, strict=True):
-        panel.set_title(f"C = {cost:g}")
-    for panel in axes[-1]:
-        panel.set_xlabel("tau")
-    figure.suptitle(name, fontsize=11)
-    legend_below(figure, axes[0][:1], columns=len(scale.epsilons))
-    return figure
+def _two_rows(
+    cases: Sequence[Case], vehicle: str | None
+) -> tuple["Figure", list[list["Axes"]]]:
+    """Return panels: a column per case, the paper above, our plans below."""
+    size = (_WIDTH * len(cases) + 0.6, 5.4)
+    figure, axes = panels(2, len(cases), size=size, sharex=True, sharey="col")
+    for column, case in enumerate(cases):
+        axes[0][column].set_title(_title(case, vehicle))
+    for row, name in zip(axes, (AS_PAPER, AS_PLANNED), strict=True):
+        row[0].set_ylabel(f"{name}\n\ntest accuracy")
+    return figure, axes
 
 
-def _marker(
-    panel: "Axes", chosen: Sequence[Row], measure: str, line: Line, label: str
+def _curve(
+    axes: "Axes", x: Sequence[float], runs: Sequence[Array], line: Line, label: str
 ) -> None:
-    """Draw what a planner chose as one star."""
-    if chosen:
-        panel.plot(
-            [chosen[0]["tau"]],
-            [float(np.mean([row[measure] for row in chosen]))],
-            marker="*",
-            markersize=11,
-            linestyle="none",
-            markerfacecolor=line.color,
-            markeredgecolor="black",
-            markeredgewidth=0.6,
-            zorder=5,
-            label=label,
-        )
+    """Draw means over repeats with their 95% intervals."""
+    found = [mean_interval(values) for values in runs]
+    axes.errorbar(
+        x,
+        [each.mean for each in found],
+        yerr=[np.nan_to_num(each.half) for each in found],
+        label=label,
+        elinewidth=0.8,
+        **line.options(),
+    )
 
 
-def limits(runs: Runs, case: Case, measure: str, scale: Scale) -> tuple[float, float]:
-    """Return limits for both kinds; losses far above the rest are cut off."""
-    means = np.array([float(np.mean(v)) for v in _all(runs, case, measure, scale)])
-    low, high = float(means.min()), float(means.max())
-    if measure.endswith("loss"):
-        # Above the loss of not training at all, nothing is worth a look.
-        untrained = loss_named(case.loss).loss_at_zero
-        high = min(float(np.quantile(means, 0.9)), 1.05 * untrained)
-    margin = 0.06 * (high - low) + 1e-3
-    return low - margin, high + margin
-
-
-def _all(runs: Runs, case: Case, measure: str, scale: Scale) -> Iterable[Array]:
-    for scheme, planner, _ in KINDS.values():
-        for epsilon, cost in scale.budgets:
-            for name in (scheme, planner):
-                at = case.name, name, epsilon, cost
-                for tau in runs.distinct("tau", *at):
-                    yield runs.values(*at, measure=measure, tau=tau)
+def _band(
+    axes: "Axes", x: Sequence[float], runs: Sequence[Array], line: Line, label: str
+) -> None:
+    """Draw means with their 95% intervals as a band, where bars would be too many."""
+    found = [mean_interval(values) for values in runs]
+    means = [each.mean for each in found]
+    axes.plot(x, means, label=label, **line.options(markersize=3))
+    halves = np.nan_to_num([each.half for each in found])
+    axes.fill_between(
+        x, means - halves, means + halves, color=line.color, alpha=0.13, linewidth=0
+    )

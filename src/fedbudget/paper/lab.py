@@ -29,14 +29,21 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+MEASURED = ("validation_accuracy", "test_accuracy", "train_loss", "test_loss")
 
-def digest(pieces: Iterable[bytes | str | float]) -> str:
-    """Return a short hash of the pieces, in their order."""
-    found = hashlib.sha256()
-    for piece in pieces:
-        raw = piece if isinstance(piece, bytes) else repr(piece).encode()
-        found.update(len(raw).to_bytes(8, "little") + raw)
-    return found.hexdigest()[:16]
+# Noise seeds of what is picked from, and of what is scored: never the same.
+PICKING, SCORING = 10_000, 0
+
+# Seconds of one core for one step of one run: for the time that is left, no more.
+STEP_SECONDS = {"adult": 45e-6, "vehicle": 290e-6}
+
+# Fields of a plan that say something about it, and change nothing in a run.
+_PROMISES = {"epsilon", "delta", "prior_mu", "cost", "lipschitz", "planner"}
+_PROMISES |= {"accountant", "predicted_loss", "epsilon_price", "cost_price"}
+_PROMISES |= {"binding", "reasons", "advice", "prior_releases"}
+
+_CHUNK_SECONDS = 6.0  # of work between two signs of life
+_KEPT_SECONDS = 60.0  # of work that are kept together; less is lost by stopping
 
 
 class Store:
@@ -58,77 +65,13 @@ class Store:
             depends: All that the rows depend on, other than the version.
             make: Makes them, where they are not there, or damaged.
         """
-        path = self.folder / f"{name}-{digest([self.version, *depends])}.parquet"
+        path = self.folder / f"{name}-{_digest([self.version, *depends])}.parquet"
         try:
             return read_table(path), True
         except (OSError, ValueError):
             rows = [dict(row) for row in make()]
         write_table(path, rows)
         return rows, False
-
-
-def make_folder(folder: Path) -> None:
-    """Make the folder; refuse where that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecordError(
-            f"cannot write to {folder}: {error.strerror or error}: choose another "
-            "folder"
-        ) from error
-
-
-def read_table(path: Path) -> list[Row]:
-    """Return the rows of a Parquet file.
-
-    Raises:
-        OSError: There is no such file.
-        ValueError: It is damaged.
-    """
-    rows: list[Row] = _parquet().read_table(path).to_pylist()
-    return rows
-
-
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as Parquet or CSV, by the path's ending; whole or not at all."""
-    parquet, table = _parquet(), _table(rows)
-    with whole_file(path, "wb") as file:
-        if path.suffix == ".csv":
-            from pyarrow import csv
-
-            csv.write_csv(table, file)
-        else:
-            parquet.write_table(table, file)
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> "pyarrow.Table":
-    import pyarrow
-
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-
-
-def _parquet() -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingExtraError("the paper's evaluation", "pyarrow") from None
-    return parquet
-
-
-MEASURED = ("validation_accuracy", "test_accuracy", "train_loss", "test_loss")
-
-# Noise seeds of what is picked from, and of what is scored: never the same.
-PICKING, SCORING = 10_000, 0
-
-# Seconds of one core for one step of one run: for the time that is left, no more.
-STEP_SECONDS = {"adult": 45e-6, "vehicle": 290e-6}
-# Fields of a plan that say something about it, and change nothing in a run.
-_PROMISES = {"epsilon", "delta", "prior_mu", "cost", "lipschitz", "planner"}
-_PROMISES |= {"accountant", "predicted_loss", "epsilon_price", "cost_price"}
-_PROMISES |= {"binding", "reasons", "advice", "prior_releases"}
-_CHUNK_SECONDS = 6.0  # of work between two signs of life
-_KEPT_SECONDS = 60.0  # of work that are kept together; less is lost by stopping
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -286,7 +229,7 @@ def _content(plan: Plan) -> bytes:
             value = getattr(plan, item.name)
             raw = value.tobytes() if isinstance(value, np.ndarray) else repr(value)
             found += [item.name, raw]
-    return digest(found).encode()
+    return _digest(found).encode()
 
 
 def distinct(plans: Sequence[Plan]) -> tuple[list[Plan], list[int]]:
@@ -301,3 +244,61 @@ def distinct(plans: Sequence[Plan]) -> tuple[list[Plan], list[int]]:
             kept.append(plan)
         which.append(places[content])
     return kept, which
+
+
+def _digest(pieces: Iterable[bytes | str | float]) -> str:
+    """Return a short hash of the pieces, in their order."""
+    found = hashlib.sha256()
+    for piece in pieces:
+        raw = piece if isinstance(piece, bytes) else repr(piece).encode()
+        found.update(len(raw).to_bytes(8, "little") + raw)
+    return found.hexdigest()[:16]
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder; refuse where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(
+            f"cannot write to {folder}: {error.strerror or error}: choose another "
+            "folder"
+        ) from error
+
+
+def read_table(path: Path) -> list[Row]:
+    """Return the rows of a Parquet file.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: It is damaged.
+    """
+    rows: list[Row] = _parquet().read_table(path).to_pylist()
+    return rows
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as Parquet or CSV, by the path's ending; whole or not at all."""
+    parquet, table = _parquet(), _table(rows)
+    with whole_file(path, "wb") as file:
+        if path.suffix == ".csv":
+            from pyarrow import csv
+
+            csv.write_csv(table, file)
+        else:
+            parquet.write_table(table, file)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> "pyarrow.Table":
+    import pyarrow
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+
+
+def _parquet() -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtraError("the paper's evaluation", "pyarrow") from None
+    return parquet

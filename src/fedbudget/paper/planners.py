@@ -27,6 +27,8 @@ from fedbudget.problem import Constant, Problem
 JOINT, BOUND, PAPER, TUNED = "joint", "bound", "paper", "paper-tuned"
 PLANNERS = (JOINT, BOUND, PAPER, TUNED)
 
+PRINTED = "printed-sigma"  # the scheme of runs with this noise
+
 # Whether a planner's choice depends on private rows.
 READS = {JOINT: False, BOUND: False, PAPER: False, TUNED: True}
 
@@ -112,9 +114,6 @@ def fixed_rate(lab: Lab, scale: Scale) -> float:
         return float(sum(row["validation_accuracy"] for row in mine))
 
     return max(scale.rates, key=merit)
-
-
-PRINTED = "printed-sigma"  # the scheme of runs with this noise
 
 
 def printed_noise(plan: Plan, *, epsilon: float) -> Plan:

@@ -17,6 +17,7 @@ from fedbudget.paper.cases import FIRST_COST, FIRST_EPSILON, Scale
 from fedbudget.paper.lab import Row
 from fedbudget.paper.planners import PLANNERS, READS
 
+LEVEL = 0.95
 _KEYS = ("case", "scheme", "epsilon", "cost")
 
 
@@ -107,9 +108,6 @@ def own_rate(runs: Runs, case: str, tau: int) -> float:
     at = case, f"tau={tau}", FIRST_EPSILON, FIRST_COST
     last = max(runs.distinct("rounds", *at))
     return float(runs.best("learning_rate", *at, rounds=last))
-
-
-LEVEL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)

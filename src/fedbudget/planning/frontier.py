@@ -36,6 +36,8 @@ from fedbudget.privacy import accountant_named
 from fedbudget.problem import Counts, Problem
 
 EPSILONS = (0.5, 1, 2, 4, 7, 10)  # to try, where nobody names others
+_RATES = np.geomspace(0.04, 1, 6)  # shares of the largest stable one
+_MOMENTA = np.array([0.0, 0.4, 0.6, 0.75, 0.82, 0.9])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,10 +98,6 @@ class Frontier:
         }
 
 
-def _without_nan(grid: Array) -> list[list[float | None]]:
-    return [[None if np.isnan(x) else float(x) for x in row] for row in grid]
-
-
 def frontier(
     problem: Problem,
     prices: Prices,
@@ -144,10 +142,6 @@ def frontier(
                 on_point()
         rows.append(tuple(row))
     return Frontier(epsilons=eps_axis, costs=cost_axis, plans=tuple(rows))
-
-
-_RATES = np.geomspace(0.04, 1, 6)  # shares of the largest stable one
-_MOMENTA = np.array([0.0, 0.4, 0.6, 0.75, 0.82, 0.9])
 
 
 def predicted_losses(
@@ -203,3 +197,7 @@ def _pairs(budget: Budget, prices: Prices, batch: Counts) -> list[tuple[int, int
         for count in counts.tolist()
     }
     return sorted(edge | set(first))
+
+
+def _without_nan(grid: Array) -> list[list[float | None]]:
+    return [[None if np.isnan(x) else float(x) for x in row] for row in grid]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedbudget.budget import Budget, Prices, check_devices
-from fedbudget.checks import choice, floats, number
+from fedbudget.checks import floats, number, one_of
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Loss, loss_named
 from fedbudget.planning.bounds import choose_bound, choose_paper
@@ -95,7 +95,7 @@ def plan(
     >>> bool(chosen.epsilon.max() <= 4.0 and chosen.cost.max() <= 1000)
     True
     """
-    choice("planner", planner, tuple(PLANNERS))
+    one_of("planner", planner, tuple(PLANNERS))
     check_target(weights, target)
     for name, value, kind in (
         ("problem", problem, Problem),
@@ -137,7 +137,7 @@ def _check_loss(model: Loss) -> None:
 
 
 def _is_cyclic(sampling: str, planner: str, accountant: str, prices: Prices) -> bool:
-    choice("sampling", sampling, SAMPLINGS)
+    one_of("sampling", sampling, SAMPLINGS)
     if sampling != "auto" and accountant == "pld":
         raise InvalidInputError(
             f"accountant pld is for Poisson-sampled batches, not for {sampling} ones: "

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.checks import Array, choice, number, numbers, whole, within
+from fedbudget.checks import Array, number, numbers, one_of, whole, within
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Loss, loss_named
 from fedbudget.privacy import (
@@ -99,8 +99,8 @@ class Plan:
         within("delta", self.delta, above=0, below=1)
         for name in ("noise_std", "weights", "prior_mu", "cost"):
             within(name, getattr(self, name), least=0)
-        choice("sampling", self.sampling, _SAMPLINGS)
-        choice("accountant", self.accountant, (*ACCOUNTANTS, NOT_PRIVATE))
+        one_of("sampling", self.sampling, _SAMPLINGS)
+        one_of("accountant", self.accountant, (*ACCOUNTANTS, NOT_PRIVATE))
         if self.accountant != NOT_PRIVATE:
             within("noise_std", self.noise_std, above=0)
             within("epsilon", self.epsilon, least=0)

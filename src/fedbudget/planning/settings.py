@@ -1,6 +1,8 @@
-"""From what a planner chose to a plan: noise calibrated, costs added, all checked.
+"""What a planner is asked and what it answers, completed to a plan and checked.
 
-Pairs of tau and rounds are candidates only if every device can pay for them.
+`Setting` is the question and `Choice` the answer; `complete` calibrates the noise and
+adds the costs. Pairs of tau and rounds are candidates only if every device can pay for
+them.
 """
 
 from collections.abc import Iterator
@@ -20,6 +22,9 @@ from fedbudget.problem import Problem
 # How to plan, where nobody says otherwise.
 PLANNER, ACCOUNTANT = "joint", "gdp"
 WEIGHTING, TARGET, SAMPLING = "auto", "uniform", "auto"
+# Where a step or a round is free, a search still has to end. Progress and noise depend
+# on learning rate times steps: beyond this many steps nothing more is gained.
+MAX_STEPS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,7 +98,7 @@ class Setting:
             if max_rounds(self.budget, self.prices, tau=1, batch_size=option) > 0
         ]
         if not found:
-            check_one_round(self.budget, self.prices, batch_size=options[-1])
+            _check_one_round(self.budget, self.prices, batch_size=options[-1])
         return found
 
     def with_more(self, *, epsilon: float = 0.0, cost: float = 0.0) -> "Setting":
@@ -114,33 +119,6 @@ class Setting:
         if epsilon > 0:
             multiplier = unit_multiplier(self.problem, budget, self.accountant)
         return replace(self, budget=budget, unit_multiplier=multiplier)
-
-
-def unit_multiplier(problem: Problem, budget: Budget, accountant: Accountant) -> Array:
-    """Return each device's noise multiplier for one step without sampling.
-
-    Raises:
-        InfeasibleBudgetError: A device has no privacy left to spend.
-    """
-    plain = GDP if accountant.name == "pld" else accountant
-    found = plain.noise_multiplier(
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        steps=1,
-        prior_mu=problem.prior_mu,
-    )
-    left = np.isfinite(np.atleast_1d(found))
-    if not left.all():
-        device = int(np.argmax(~left))
-        spent = float(problem.prior_mu[device])
-        raise InfeasibleBudgetError(
-            f"device {device} has no privacy left: measuring constants cost it "
-            f"mu={spent:g}, its whole epsilon: raise the budget or assume the constants"
-            if spent > 0
-            else f"the privacy budget of device {device} is too small for any noise: "
-            "raise epsilon or delta"
-        )
-    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -243,13 +221,68 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
         reasons=(
             *choice.reasons,
             worth.reason,
-            *who_is_idle(each, choice.rounds),
+            *_who_is_idle(each, choice.rounds),
             *_cautions(setting, choice),
             *filter(None, [choice.advice]),
         ),
         advice=choice.advice,
         last_round=choice.last_round,
     )
+
+
+def _who_is_idle(rounds_each: NDArray[np.int64], rounds: int) -> Iterator[str]:
+    """Tell devices that leave early, or are not asked at all."""
+    idle, early = rounds_each == 0, (rounds_each > 0) & (rounds_each < rounds)
+    if early.any():
+        least, most = rounds_each[early].min(), rounds_each[early].max()
+        yield (
+            f"{int(early.sum())} of {len(early)} devices leave before the end, after "
+            f"round {least}{f' to {most}' if most > least else ''} of {rounds}: that "
+            "is what their budgets pay for, and the others go on"
+        )
+    if idle.any():
+        named = ", ".join(map(str, np.flatnonzero(idle)[:5]))
+        more = ", ..." if idle.sum() > 5 else ""
+        yield (
+            f"{int(idle.sum())} of {len(idle)} devices (number {named}{more}) are not "
+            "asked: their noise outweighs what they know; they spend nothing"
+        )
+
+
+def _cautions(setting: Setting, choice: Choice) -> Iterator[str]:
+    """Say what a reader should know before trusting the plan."""
+    if choice.tau * choice.rounds > 0.9 * MAX_STEPS:
+        yield f"the search ends at {MAX_STEPS} steps: more might be better"
+    problem = setting.problem
+    epsilon, delta, _ = setting.budget.per_device(problem.num_devices)
+    yield from weak_promises(epsilon, delta, problem.num_samples)
+
+
+def unit_multiplier(problem: Problem, budget: Budget, accountant: Accountant) -> Array:
+    """Return each device's noise multiplier for one step without sampling.
+
+    Raises:
+        InfeasibleBudgetError: A device has no privacy left to spend.
+    """
+    plain = GDP if accountant.name == "pld" else accountant
+    found = plain.noise_multiplier(
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        steps=1,
+        prior_mu=problem.prior_mu,
+    )
+    left = np.isfinite(np.atleast_1d(found))
+    if not left.all():
+        device = int(np.argmax(~left))
+        spent = float(problem.prior_mu[device])
+        raise InfeasibleBudgetError(
+            f"device {device} has no privacy left: measuring constants cost it "
+            f"mu={spent:g}, its whole epsilon: raise the budget or assume the constants"
+            if spent > 0
+            else f"the privacy budget of device {device} is too small for any noise: "
+            "raise epsilon or delta"
+        )
+    return found
 
 
 def sampled_excess(
@@ -270,15 +303,6 @@ def sampled_excess(
     }
     real = setting.accountant.noise_multiplier(sampling_probability=q, **ask)
     return float(real / (q * GDP.noise_multiplier(**ask)))
-
-
-def _cautions(setting: Setting, choice: Choice) -> Iterator[str]:
-    """Say what a reader should know before trusting the plan."""
-    if choice.tau * choice.rounds > 0.9 * MAX_STEPS:
-        yield f"the search ends at {MAX_STEPS} steps: more might be better"
-    problem = setting.problem
-    epsilon, delta, _ = setting.budget.per_device(problem.num_devices)
-    yield from weak_promises(epsilon, delta, problem.num_samples)
 
 
 def check_batch_size(problem: Problem, batch_size: object) -> NDArray[np.int64] | None:
@@ -304,11 +328,6 @@ def check_batch_size(problem: Problem, batch_size: object) -> NDArray[np.int64] 
             argument="batch_size",
         )
     return np.minimum(sizes, problem.num_samples).astype(np.int64)
-
-
-# Where a step or a round is free, a search still has to end. Progress and noise depend
-# on learning rate times steps: beyond this many steps nothing more is gained.
-MAX_STEPS = 20_000
 
 
 def max_rounds(
@@ -379,7 +398,7 @@ def affordable_pairs(
     Raises:
         InfeasibleBudgetError: A device cannot pay for a single round of one step.
     """
-    check_one_round(budget, prices, batch_size=batch_size)
+    _check_one_round(budget, prices, batch_size=batch_size)
     most = max_rounds(budget, prices, tau=1, batch_size=batch_size)
     spaced = np.geomspace(1, most, num=1 + int(np.log(most) / np.log(1.6)))
     pairs = []
@@ -406,7 +425,7 @@ def pairs_near(
     return sorted(pairs)
 
 
-def check_one_round(budget: Budget, prices: Prices, *, batch_size: ArrayLike) -> None:
+def _check_one_round(budget: Budget, prices: Prices, *, batch_size: ArrayLike) -> None:
     """Raise unless every device can pay for one round of one step."""
     price = prices.run_cost(rounds=1, tau=1, batch_size=batch_size)
     price, cost = np.broadcast_arrays(price, floats(budget.cost))
@@ -419,23 +438,4 @@ def check_one_round(budget: Budget, prices: Prices, *, batch_size: ArrayLike) ->
             f"cost budget {cost.flat[device]:g}{whose} is below the price of one round "
             f"with one step, {price.flat[device]:g}: raise the budget or lower the "
             f"prices{remedy if 0 < short.sum() < short.size else ''}"
-        )
-
-
-def who_is_idle(rounds_each: NDArray[np.int64], rounds: int) -> Iterator[str]:
-    """Tell devices that leave early, or are not asked at all."""
-    idle, early = rounds_each == 0, (rounds_each > 0) & (rounds_each < rounds)
-    if early.any():
-        least, most = rounds_each[early].min(), rounds_each[early].max()
-        yield (
-            f"{int(early.sum())} of {len(early)} devices leave before the end, after "
-            f"round {least}{f' to {most}' if most > least else ''} of {rounds}: that "
-            "is what their budgets pay for, and the others go on"
-        )
-    if idle.any():
-        named = ", ".join(map(str, np.flatnonzero(idle)[:5]))
-        more = ", ..." if idle.sum() > 5 else ""
-        yield (
-            f"{int(idle.sum())} of {len(idle)} devices (number {named}{more}) are not "
-            "asked: their noise outweighs what they know; they spend nothing"
         )

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, choice
+from fedbudget.checks import Array, one_of
 from fedbudget.errors import InvalidInputError
 from fedbudget.ledger import Bools
 from fedbudget.planning.settings import rounds_each
@@ -32,6 +32,12 @@ from fedbudget.problem import Problem
 
 TARGETS = ("uniform", "size")
 WEIGHTS = ("auto", *TARGETS)
+
+# A weight below this share of its target changes nothing but that device's spending.
+TRIFLE = 0.01
+_MANY = 20_000  # devices; of more, a sample stands for all, and less is tried
+_FEW = 10  # ends of a run: so many are all tried, of more some
+_PHASES = 6  # of a run, between which devices leave, that are told apart
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,8 +52,8 @@ class Weighting:
 
 def check_target(weights: str, target: str) -> None:
     """Raise unless the weights are known and may aim at the target."""
-    choice("weights", weights, WEIGHTS)
-    choice("target", target, TARGETS)
+    one_of("weights", weights, WEIGHTS)
+    one_of("target", target, TARGETS)
     if weights not in ("auto", target) and target != TARGETS[0]:
         raise InvalidInputError(
             f"weights {weights!r} are their own target, not {target!r}: leave one of "
@@ -93,14 +99,6 @@ def candidate_weights(
         sums.append([p @ (p * variance), p @ (p * sampling), np.sum((p - target) ** 2)])
     noise, batch, bias = np.array(sums).T
     return Weighting(kappa=np.array(kappas), noise=noise, sampling=batch, bias=bias)
-
-
-# A weight below this share of its target changes nothing but that device's spending.
-TRIFLE = 0.01
-
-_MANY = 20_000  # devices; of more, a sample stands for all, and less is tried
-_FEW = 10  # ends of a run: so many are all tried, of more some
-_PHASES = 6  # of a run, between which devices leave, that are told apart
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,7 +16,7 @@ budget), each for one device or for an array of them:
 Everything rounds towards privacy: an epsilon is exact or too high.
 """
 
-from fedbudget.checks import choice
+from fedbudget.checks import one_of
 from fedbudget.privacy.accountants import GDP, SLACK, ZCDP, Accountant
 from fedbudget.privacy.conversions import (
     delta_from_mu,
@@ -59,4 +59,4 @@ ACCOUNTANTS: dict[str, Accountant] = {
 
 def accountant_named(name: str) -> Accountant:
     """Return the accountant called `name`."""
-    return ACCOUNTANTS[choice("accountant", name, tuple(ACCOUNTANTS))]
+    return ACCOUNTANTS[one_of("accountant", name, tuple(ACCOUNTANTS))]

@@ -1,7 +1,4 @@
-"""A run of noisy gradients, what an epsilon of it promises, and it as an event.
-
-`weak_promises` says what a reader should know of the budgets before trusting a promise.
-"""
+"""A run of noisy gradients, what an epsilon promises of it, and when that is little."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -146,28 +143,30 @@ def dp_accounting_or_raise() -> Any:
     return dp_accounting
 
 
-HARDLY_A_PROMISE = 100  # an epsilon above this
+WEAK_EPSILON = 10.0  # above it, a promise is usually called weak
 
 
 def weak_promises(
     epsilon: Array, delta: Array, num_samples: NDArray[np.int64]
 ) -> Iterator[str]:
-    """Say where an epsilon or a delta promises a device next to nothing.
+    """Say where an epsilon or a delta promises a device little, the worst device first.
+
+    An infinite epsilon promises nothing at all, which `PrivacyStatement` says.
 
     >>> list(weak_promises(np.array([4.0]), np.array([1e-4]), np.array([100])))
     []
     """
-    many = delta * num_samples >= 1
-    if many.any():
-        m = int(np.argmax(many))
+    worst = int(np.argmax(delta * num_samples))
+    if delta[worst] * num_samples[worst] >= 1:
         yield (
-            f"delta {delta[m]:g} is not below one over the samples of device {m}, "
-            f"{num_samples[m]}: it would allow to publish one of them"
+            f"delta {delta[worst]:g} is not below one over the {num_samples[worst]} "
+            f"samples of device {worst}: it would allow to publish one of them; lower "
+            "delta"
         )
-    large = epsilon > HARDLY_A_PROMISE
-    if large.any():
-        m = int(np.argmax(large))
+    worst = int(np.argmax(epsilon))
+    if WEAK_EPSILON < epsilon[worst] < np.inf:
         yield (
-            f"epsilon {epsilon[m]:g} of device {m} is hardly a promise: above "
-            f"{HARDLY_A_PROMISE}, it rules out next to nothing; 1 to 10 are usual"
+            f"epsilon {rounded_up(epsilon[worst])} of device {worst} is above "
+            f"{WEAK_EPSILON:g}, usually called a weak promise: lower it if the model "
+            "can bear that"
         )

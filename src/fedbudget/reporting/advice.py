@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbudget.planning.advice import better
-from fedbudget.privacy import rounded_up
+from fedbudget.privacy.runs import weak_promises
 from fedbudget.record import RecordedRun
 from fedbudget.reporting.comparison import (
     CENTRAL,
@@ -17,8 +17,6 @@ from fedbudget.reporting.comparison import (
     Comparison,
 )
 from fedbudget.text import counted
-
-WEAK_EPSILON = 10.0  # above it, a promise is usually called weak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +48,8 @@ def _about_privacy(run: RecordedRun) -> Iterator[Advice]:
             "and release nothing of it.",
         )
         return
-    if plan.epsilon.max() > WEAK_EPSILON:
-        yield Advice(
-            kind="fair",
-            text=f"Epsilon {rounded_up(plan.epsilon.max())} is above {WEAK_EPSILON:g}, "
-            "usually called a weak promise: lower it if the model can bear that.",
-        )
-    tight = plan.delta * plan.num_samples >= 1
-    if tight.any():
-        yield Advice(
-            kind="fair",
-            text=f"Delta {plan.delta.max():g} is not below one over the rows of "
-            f"{counted(int(tight.sum()), 'device')} (the largest has "
-            f"{plan.num_samples.max()}): take a smaller one, or a single row may be "
-            "given away whole.",
-        )
+    for weakness in weak_promises(plan.epsilon, plan.delta, plan.num_samples):
+        yield Advice(kind="fair", text=f"{_sentence(weakness)}.")
 
 
 def _about_answers(run: RecordedRun) -> Iterator[Advice]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.budget import DELTA, Budget, Prices
-from fedbudget.checks import Array, choice
+from fedbudget.checks import Array, one_of
 from fedbudget.data import Dataset, Part
 from fedbudget.errors import TrainingError
 from fedbudget.losses import Labels, Loss, Rows
@@ -86,7 +86,7 @@ def centralised(
         loss: By default the usual one for the labels.
         target: `size` weighs every row alike, `uniform` every device.
     """
-    choice("target", target, ("size", "uniform"))
+    one_of("target", target, ("size", "uniform"))
     model, train = _model(data, loss), data.train
     weights = np.full(len(train), 1 / len(train))
     if target == "uniform":
@@ -147,12 +147,12 @@ def one_shot(
         return _baseline("one shot", data, model, weights @ thetas, epsilon=None)
     budget = Budget(epsilon=epsilon, delta=delta, cost=1.0)  # of which nothing is spent
     mu = float(GDP.mu_from_epsilon(budget.epsilon, budget.delta))
-    strength = _planned_strength(data, model, weights, mu)
+    strength = planned_strength(data, model, weights, mu)
     with one_thread():
         thetas = np.array(
             [_exact_fit(data, model, strength, m) for m in range(data.num_devices)]
         )
-    moves = [_sensitivity(model, n, strength, thetas.shape[1]) for n in sizes]
+    moves = [sensitivity(model, n, strength, thetas.shape[1]) for n in sizes]
     noise = np.random.default_rng(seed).standard_normal(thetas.shape)
     sent = thetas + noise * np.array(moves)[:, None] / mu
     return _baseline("one shot, private", data, model, weights @ sent, epsilon=epsilon)
@@ -172,13 +172,13 @@ def _exact_fit(data: Dataset, model: Loss, strength: float, m: int) -> Array:
     return theta
 
 
-def _sensitivity(model: Loss, rows: float, strength: float, params: int) -> float:
+def sensitivity(model: Loss, rows: float, strength: float, params: int) -> float:
     """Return how far a fit may move; what the solver leaves undone counts twice."""
     undone = 2 * np.sqrt(params) * _SOLVED
     return float((2 * model.lipschitz / rows + undone) / strength)
 
 
-def _planned_strength(
+def planned_strength(
     data: Dataset, model: Loss, weights: NDArray[np.float64], mu: float
 ) -> float:
     """Weigh bias against noise in the spectral model; reads no row."""
@@ -187,7 +187,7 @@ def _planned_strength(
 
     def predicted(strength: float) -> float:
         noise = np.array(
-            [_sensitivity(model, n, strength, 1) / mu for n in data.num_samples]
+            [sensitivity(model, n, strength, 1) / mu for n in data.num_samples]
         )
         bias = np.sum(count * gap * (strength / (h + strength)) ** 2)
         return float(bias + 0.5 * np.sum(count * h) * np.sum((weights * noise) ** 2))

@@ -69,8 +69,6 @@ figure .narrow svg { min-width: 0; max-width: 46rem; margin: 0 auto; }
 .tiles dd { margin: 0; color: var(--soft); font-size: .88rem; }
 li { margin: .25rem 0; }
 nav ul { columns: 2; padding-left: 1.1rem; }
-details { margin: .75rem 0; }
-summary { cursor: pointer; color: var(--link); }
 code { font-size: .92em; }
 @media print { figure, table { break-inside: avoid; } }
 """
@@ -163,12 +161,6 @@ def table(
     return Html(
         f'<div class="wide"><table>{told}{head}<tbody>\n{body}</tbody></table></div>'
     )
-
-
-def details(summary: Text, *parts: Text) -> Html:
-    """Return parts that show up when asked for."""
-    body = "\n".join(map(_safe, parts))
-    return Html(f"<details><summary>{_safe(summary)}</summary>{body}</details>")
 
 
 def figure(

@@ -1,1 +1,1 @@
-"""Devices: the local steps, as the paper writes them and as compiled kernels."""
+"""Simulated devices over compiled kernels, sweeps, and personal models."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedbudget.algorithm import Sampling
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, number, per_device, whole
+from fedbudget.checks import Array, number, per_device, seed_number
 from fedbudget.data import Dataset, Part
 from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.ledger import Bools, Charge, Ledger, Turns
@@ -51,7 +51,7 @@ class SimulatedDevices:
     ) -> None:
         self.data = data
         self.participation = number("participation", participation, above=0, most=1)
-        self.seed = whole("seed", seed, least=0, most=2**64 - 1)
+        self.seed = seed_number(seed)
         for name, value in ({} if prices is None else vars(prices)).items():
             per_device(f"prices.{name}", value, data.num_devices)
         self._prices = prices

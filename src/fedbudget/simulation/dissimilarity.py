@@ -59,7 +59,9 @@ def measure_dissimilarity(
     mu = np.sqrt(share * np.maximum(left, 0))
     within("mu left to measure with", mu, above=0, remedy="raise epsilon")
     std = 2 * problem["lipschitz"] / (sizes * mu)
-    gradients = np.array([_gradient(data, problem, m) for m in range(num_devices)])
+    gradients = np.array(
+        [device_gradient(data, problem, m) for m in range(num_devices)]
+    )
     noise = np.random.default_rng(seed).standard_normal(gradients.shape)
     released = gradients + std[:, None] * noise
     value = estimate(released, std)
@@ -160,7 +162,8 @@ def estimate(gradients: Array, std: Array) -> float:
     return float(np.clip(np.sqrt(max(spread, 0.0) / length), _LEAST, _MOST))
 
 
-def _gradient(data: Dataset, problem: Problem, m: int) -> Array:
+def device_gradient(data: Dataset, problem: Problem, m: int) -> Array:
+    """Return the mean gradient of device m's rows at zero, which the noise hides."""
     x, y = data.train.device(m)
     theta = np.zeros(problem.num_params)
     found = data_gradient(problem.model, theta, x, y, divisor=len(y))

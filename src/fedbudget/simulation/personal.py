@@ -37,12 +37,14 @@ SCALES = (0.5, 1.0, 2.0)
 
 # A total loss higher by this (in nats, for the logistic loss) counts 1/e as much.
 TEMPERATURE = 5.0
-
 _FOLDS = 5
+
 # So many validation rows judge well alone; with fewer, training rows take turns.
 _ENOUGH = 300
 
-Seen: TypeAlias = tuple[Rows, Labels]
+# Up to so many cells, dense rows are faster than sparse ones.
+_DENSE_CELLS = 300_000
+_LabelledRows: TypeAlias = tuple[Rows, Labels]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +58,12 @@ class Personal:
 
 
 def adapt(
-    loss: Loss, train: Seen, validation: Seen, theta: Array | None, *, seed: int = 0
+    loss: Loss,
+    train: _LabelledRows,
+    validation: _LabelledRows,
+    theta: Array | None,
+    *,
+    seed: int = 0,
 ) -> Personal:
     """Return the model that a device makes of a global one and its own rows.
 
@@ -120,6 +127,99 @@ def best_constant(data: Dataset, loss: Loss) -> tuple[Dataset, Loss, Array]:
     return ones, loss, fit(loss, ones.train.x, ones.train.y, strength=1e-6)
 
 
+def fit(
+    loss: Loss,
+    x: Rows,
+    y: Labels,
+    *,
+    strength: float = 0.0,
+    centre: Array | None = None,
+    start: Array | None = None,
+    row_weights: Array | None = None,
+    tolerance: float = 1e-5,
+) -> Array:
+    """Minimise mean loss + (strength / 2) |theta - centre|^2 by L-BFGS.
+
+    Args:
+        loss: Its own L2 term stays in.
+        x: Rows, dense or CSR.
+        y: Labels.
+        strength: How strongly the model is pulled to the centre.
+        centre: Zero if left out.
+        start: Where to begin: the centre if left out.
+        row_weights: Weights of the rows, summing to 1; alike if left out.
+        tolerance: Largest entry of the gradient at the end.
+    """
+    with needed("fitting on the device", "scipy"):
+        from scipy.optimize import minimize
+
+    smoothed, rows = smooth(loss), _prepared(x)
+    middle = np.zeros(loss.num_params(x.shape[1])) if centre is None else centre
+    each = np.full(len(y), 1 / len(y)) if row_weights is None else row_weights
+
+    def value_and_gradient(theta: Array) -> tuple[float, Array]:
+        scores = smoothed.scores(theta, rows)
+        apart = theta - middle
+        value = float(each @ smoothed.losses(scores, y))
+        value += 0.5 * strength * float(apart @ apart)
+        value += 0.5 * loss.l2 * float(theta @ theta)
+        slopes = (smoothed.slopes(scores, y).T * each).T
+        gradient = np.asarray((rows.T @ slopes).T).reshape(-1)
+        return value, gradient + strength * apart + loss.l2 * theta
+
+    found = minimize(
+        value_and_gradient,
+        middle if start is None else start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"gtol": tolerance, "ftol": 0.0, "maxiter": 2000, "maxcor": 20},
+    )
+    return np.asarray(found.x)
+
+
+def fit_path(
+    loss: Loss,
+    x: Rows,
+    y: Labels,
+    *,
+    strengths: Sequence[float],
+    row_weights: Array | None = None,
+) -> list[Array]:
+    """Return one fit per strength; each starts from the one before: list falling."""
+    rows = _prepared(x)
+    fits: list[Array] = []
+    for strength in strengths:
+        fits.append(
+            fit(
+                loss,
+                rows,
+                y,
+                strength=strength,
+                start=fits[-1] if fits else None,
+                row_weights=row_weights,
+                tolerance=1e-4,
+            )
+        )
+    return fits
+
+
+def smooth(loss: Loss) -> Loss:
+    """Return the loss, or for a loss with a kink one that differs little."""
+    return _SmoothHinge(l2=loss.l2) if isinstance(loss, Hinge) else loss
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep BLAS on one thread: for rows as few as a device's, waiting costs more."""
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        yield
+        return
+    with threadpool_limits(limits=1, user_api="blas"):
+        yield
+
+
 def _without_features(part: Part) -> Part:
     ones = np.ones((len(part), 1), dtype=np.float32)
     return Part(x=ones, y=part.y, offsets=part.offsets)
@@ -127,20 +227,20 @@ def _without_features(part: Part) -> Part:
 
 def _adapted(
     loss: Loss,
-    train: Seen,
-    validation: Seen,
+    train: _LabelledRows,
+    validation: _LabelledRows,
     thetas: Sequence[Array | None],
     seed: int,
 ) -> list[Personal]:
-    rows = prepared(train[0]), train[1]
-    own_fits, own_losses = _judged(loss, rows, validation, None, seed)
+    rows = _prepared(train[0]), train[1]
+    own_fits, own_losses = judged_fits(loss, rows, validation, None, seed)
     own = _weights(own_losses) @ own_fits
     found = []
     for theta in thetas:
         if theta is None:
             found.append(Personal(theta=own, own=own, kept=0.0, alone=1.0))
             continue
-        fits, losses = _judged(loss, rows, validation, theta, seed)
+        fits, losses = judged_fits(loss, rows, validation, theta, seed)
         # Keeping the model, pulling to it and ignoring it start out with equal chances.
         kinds = [1] + [len(STRENGTHS)] * (len(fits) - 1 + len(own_fits))
         weights = _weights(np.concatenate([losses, own_losses]), kinds)
@@ -191,14 +291,18 @@ def _scaled(loss: Loss, x: Rows, y: Labels, theta: Array) -> Array:
     return SCALES[int(np.argmin(totals))] * theta
 
 
-def _judged(
-    loss: Loss, train: Seen, validation: Seen, theta: Array | None, seed: int
+def judged_fits(
+    loss: Loss,
+    train: _LabelledRows,
+    validation: _LabelledRows,
+    theta: Array | None,
+    seed: int,
 ) -> tuple[Array, Array]:
     """Return fits, and each one's total loss on rows that it has not seen."""
     fits = _fits(loss, *train, theta)
     if len(validation[1]) >= _ENOUGH:
         return fits, _totals(loss, fits, *validation)
-    x = stacked(train[0], validation[0])
+    x = _stacked(train[0], validation[0])
     y = np.concatenate([train[1], validation[1]])
     folds = min(_FOLDS, len(y))
     totals = np.zeros(len(fits))
@@ -214,10 +318,6 @@ def _judged(
 
 def _totals(loss: Loss, fits: Array, x: Rows, y: Labels) -> Array:
     return np.array([loss.losses(loss.scores(fit, x), y).sum() for fit in fits])
-
-
-# Up to so many cells, dense rows are faster than sparse ones.
-_DENSE_CELLS = 300_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,107 +338,14 @@ class _SmoothHinge(Hinge):
         return np.asarray(-sign * np.clip((1 - sign * scores) / self.width, 0, 1))
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Keep BLAS on one thread: for rows as few as a device's, waiting costs more."""
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:
-        yield
-        return
-    with threadpool_limits(limits=1, user_api="blas"):
-        yield
-
-
-def smooth(loss: Loss) -> Loss:
-    """Return the loss, or for a loss with a kink one that differs little."""
-    return _SmoothHinge(l2=loss.l2) if isinstance(loss, Hinge) else loss
-
-
-def fit(
-    loss: Loss,
-    x: Rows,
-    y: Labels,
-    *,
-    strength: float = 0.0,
-    centre: Array | None = None,
-    start: Array | None = None,
-    row_weights: Array | None = None,
-    tolerance: float = 1e-5,
-) -> Array:
-    """Minimise mean loss + (strength / 2) |theta - centre|^2 by L-BFGS.
-
-    Args:
-        loss: Its own L2 term stays in.
-        x: Rows, dense or CSR.
-        y: Labels.
-        strength: How strongly the model is pulled to the centre.
-        centre: Zero if left out.
-        start: Where to begin: the centre if left out.
-        row_weights: Weights of the rows, summing to 1; alike if left out.
-        tolerance: Largest entry of the gradient at the end.
-    """
-    with needed("fitting on the device", "scipy"):
-        from scipy.optimize import minimize
-
-    smoothed, rows = smooth(loss), prepared(x)
-    middle = np.zeros(loss.num_params(x.shape[1])) if centre is None else centre
-    each = np.full(len(y), 1 / len(y)) if row_weights is None else row_weights
-
-    def value_and_gradient(theta: Array) -> tuple[float, Array]:
-        scores = smoothed.scores(theta, rows)
-        apart = theta - middle
-        value = float(each @ smoothed.losses(scores, y))
-        value += 0.5 * strength * float(apart @ apart)
-        value += 0.5 * loss.l2 * float(theta @ theta)
-        slopes = (smoothed.slopes(scores, y).T * each).T
-        gradient = np.asarray((rows.T @ slopes).T).reshape(-1)
-        return value, gradient + strength * apart + loss.l2 * theta
-
-    found = minimize(
-        value_and_gradient,
-        middle if start is None else start,
-        jac=True,
-        method="L-BFGS-B",
-        options={"gtol": tolerance, "ftol": 0.0, "maxiter": 2000, "maxcor": 20},
-    )
-    return np.asarray(found.x)
-
-
-def fit_path(
-    loss: Loss,
-    x: Rows,
-    y: Labels,
-    *,
-    strengths: Sequence[float],
-    row_weights: Array | None = None,
-) -> list[Array]:
-    """Return one fit per strength; each starts from the one before: list falling."""
-    rows = prepared(x)
-    fits: list[Array] = []
-    for strength in strengths:
-        fits.append(
-            fit(
-                loss,
-                rows,
-                y,
-                strength=strength,
-                start=fits[-1] if fits else None,
-                row_weights=row_weights,
-                tolerance=1e-4,
-            )
-        )
-    return fits
-
-
-def prepared(x: Rows) -> Rows:
+def _prepared(x: Rows) -> Rows:
     """Return the rows in double precision, dense where that is faster."""
     if not isinstance(x, np.ndarray) and x.shape[0] * x.shape[1] <= _DENSE_CELLS:
         return np.asarray(x.toarray(), dtype=np.float64)
     return x.astype(np.float64, copy=False)
 
 
-def stacked(x: Rows, more: Rows) -> Rows:
+def _stacked(x: Rows, more: Rows) -> Rows:
     """Return both rows below each other, in double precision."""
     if isinstance(x, np.ndarray):
         dense = more if isinstance(more, np.ndarray) else more.toarray()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedbudget.algorithm import Server
-from fedbudget.checks import Array, choice, whole
+from fedbudget.checks import Array, one_of, seed_number
 from fedbudget.data import Dataset
 from fedbudget.errors import InvalidInputError, needed
 from fedbudget.losses import Loss
@@ -73,8 +73,8 @@ def sweep(
         backend: `here`, or `ray` or `dask` for a cluster.
         address: Of the cluster; without one, a local cluster is started.
     """
-    choice("backend", backend, BACKENDS)
-    chosen, numbers = tuple(plans), tuple(whole("seed", s, least=0) for s in seeds)
+    one_of("backend", backend, BACKENDS)
+    chosen, numbers = tuple(plans), tuple(map(seed_number, seeds))
     if not chosen or not numbers:
         raise InvalidInputError(
             f"a sweep needs plans and seeds, got {len(chosen)} and {len(numbers)}"

@@ -32,6 +32,25 @@ _SETTINGS = {
 }
 
 
+_STYLE = """
+<style>
+  .block-container, .stMainBlockContainer {padding-top: 4.2rem; max-width: 1320px;}
+  [data-testid="stMetricValue"] {font-size: 1.6rem;}
+  [class*="st-key-cards"] {
+    display: grid; gap: .7rem;
+    grid-template-columns: repeat(auto-fit, minmax(145px, 1fr));
+  }
+  [class*="st-key-cards"] > div {width: auto !important;}
+  h3 {font-size: 1.15rem !important; padding: .3rem 0 !important;}
+  h1 {font-size: 1.9rem !important; padding: 0 0 .2rem 0 !important;}
+  @media (max-width: 640px) {
+    .block-container, .stMainBlockContainer {padding-left: 1rem; padding-right: 1rem;}
+    h1 {font-size: 1.5rem !important;}
+  }
+</style>
+"""
+
+
 def check_port(port: int) -> None:
     """Raise unless the page can be served there."""
     if not 1 <= port <= 65535:
@@ -56,10 +75,10 @@ def server_command(
     headless = "false" if browser else "true"
     settings = _SETTINGS | {"server.port": str(port), "server.headless": headless}
     flags = [f"--{name}={value}" for name, value in settings.items()]
-    asked = ["--runs", str(runs.absolute()), "--fleet", fleet]
+    options = ["--runs", str(runs.absolute()), "--fleet", fleet]
     return [
         *(sys.executable, "-m", "streamlit", "run", __file__),
-        *(*flags, "--", *asked),
+        *(*flags, "--", *options),
     ]
 
 
@@ -67,25 +86,6 @@ def serve(command: list[str]) -> None:
     """Become the server: signals and exit codes are its own from here on."""
     sys.stdout.flush()
     os.execv(command[0], command)
-
-
-_STYLE = """
-<style>
-  .block-container, .stMainBlockContainer {padding-top: 4.2rem; max-width: 1320px;}
-  [data-testid="stMetricValue"] {font-size: 1.6rem;}
-  [class*="st-key-cards"] {
-    display: grid; gap: .7rem;
-    grid-template-columns: repeat(auto-fit, minmax(145px, 1fr));
-  }
-  [class*="st-key-cards"] > div {width: auto !important;}
-  h3 {font-size: 1.15rem !important; padding: .3rem 0 !important;}
-  h1 {font-size: 1.9rem !important; padding: 0 0 .2rem 0 !important;}
-  @media (max-width: 640px) {
-    .block-container, .stMainBlockContainer {padding-left: 1rem; padding-right: 1rem;}
-    h1 {font-size: 1.5rem !important;}
-  }
-</style>
-"""
 
 
 def main() -> None:
@@ -101,25 +101,25 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--fleet", default="")
-    asked = parser.parse_args(sys.argv[1:])
+    options = parser.parse_args(sys.argv[1:])
     st.set_page_config(
         page_title="fedbudget",
         page_icon=str(Path(__file__).with_name("icon.svg")),
         layout="wide",
     )
     st.html(_STYLE)
-    shown = st.navigation(
+    page = st.navigation(
         [
             st.Page(explore_page, title="Explore", url_path="explore", default=True),
-            st.Page(lambda: run_page(asked.runs), title="Run", url_path="run"),
-            st.Page(lambda: fleet_page(asked.fleet), title="Fleet", url_path="fleet"),
+            st.Page(lambda: run_page(options.runs), title="Run", url_path="run"),
+            st.Page(lambda: fleet_page(options.fleet), title="Fleet", url_path="fleet"),
             st.Page(
-                lambda: results_page(asked.runs), title="Results", url_path="results"
+                lambda: results_page(options.runs), title="Results", url_path="results"
             ),
         ],
         position="top",
     )
-    shown.run()
+    page.run()
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def curve_chart(rows: Rows, *, x: str, y: str, titles: tuple[str, str]) -> Layer
     """Draw one line per run."""
     legend = alt.Legend(title=None, orient="top", columns=3, labelLimit=280)
     several = len({row["run"] for row in rows}) > 1
-    ends = wide_enough([row[y] for row in rows if row.get(y) is not None])
+    ends = _wide_enough([row[y] for row in rows if row.get(y) is not None])
     base = alt.Chart(_data(rows)).encode(
         x=alt.X(f"{x}:Q", title=titles[0]),
         y=alt.Y(f"{y}:Q", title=titles[1], scale=alt.Scale(zero=False, domain=ends)),
@@ -134,10 +134,10 @@ def curve_chart(rows: Rows, *, x: str, y: str, titles: tuple[str, str]) -> Layer
     return alt.layer(base.mark_line(strokeWidth=2), points)
 
 
-def wide_enough(values: Sequence[float]) -> list[float]:
+def _wide_enough(values: Sequence[float]) -> list[float]:
     """Return the ends of an axis that does not blow small differences up.
 
-    >>> wide_enough([0.8175, 0.82]), wide_enough([0.5, 0.9])
+    >>> _wide_enough([0.8175, 0.82]), _wide_enough([0.5, 0.9])
     ([0.79, 0.85], [0.48, 0.92])
     """
     least, most = min(values, default=0.0), max(values, default=1.0)

@@ -3,6 +3,7 @@
 import numpy as np
 import streamlit as st
 
+from fedbudget.budget import DELTA
 from fedbudget.errors import FedbudgetError
 from fedbudget.planning import Plan
 from fedbudget.problem import USUAL_DISSIMILARITY
@@ -76,7 +77,7 @@ def _budgets() -> tuple[float, float]:
         _EPSILON,
         value=4,
         key="epsilon",
-        help="Privacy that each device may lose in the whole run; delta is 0.0001.",
+        help=f"Privacy that each device may lose in the whole run; delta is {DELTA:g}.",
     )
     cost = st.select_slider(
         "Cost",

@@ -68,7 +68,7 @@ MISTAKES = {
     "half a step": (
         "most_tau = 50",
         "most_tau = 0.5",
-        "orders.most_tau must be a n",
+        "orders.most_tau must be a whole",
     ),
     "no steps": ("most_tau = 50", "most_tau = 0", "orders.most_tau must be a whole"),
     "no noise": (

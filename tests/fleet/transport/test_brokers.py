@@ -1,5 +1,6 @@
 """Real brokers: what is delivered, what is refused, and what survives a kill."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,8 +142,11 @@ def test_who_connects_as_another_does_not_touch_its_session(
 ) -> None:
     with connected(broker, COORDINATOR) as server, connected(broker, name) as victim:
         thief = intruder(broker, name, holds="device-14", clean=clean)
+        answer = threading.Event()  # taken or refused
+        thief.on_connect = lambda *_: answer.set()
+        thief.on_connect_fail = thief.on_disconnect = lambda *_: answer.set()
         thief.loop_start()
-        time.sleep(1)
+        assert answer.wait(30)
         server.publish(topics.order(RUN), b"order")
         assert payloads(received(victim, 1)) == [b"order"]
         cable = victim._client.socket()

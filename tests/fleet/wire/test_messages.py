@@ -189,5 +189,5 @@ def test_no_declaration_holds_a_number_that_no_owner_means(
     name: str, value: float
 ) -> None:
     plain = decode(declaration().to_bytes())
-    with pytest.raises(MessageError, match=f"{name} must be a number from"):
+    with pytest.raises(MessageError, match=f"{name} must be at least .* and at most"):
         Declaration.from_value(plain | {name: value})

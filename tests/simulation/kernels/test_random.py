@@ -13,7 +13,7 @@ from scipy import stats
 from fedbudget.losses import Logistic
 from fedbudget.simulation.kernels import simd as formulas
 from fedbudget.simulation.kernels.lanes import fast_exp
-from fedbudget.simulation.kernels.layouts import OneHotRows, pack_one_hot
+from fedbudget.simulation.kernels.layouts import RUN, OneHotRows, pack_one_hot
 from fedbudget.simulation.kernels.random import (
     draw_poisson,
     draw_subset,
@@ -21,7 +21,7 @@ from fedbudget.simulation.kernels.random import (
     restore,
     stream,
 )
-from fedbudget.simulation.kernels.simd import RUN, Lanes, load, store
+from fedbudget.simulation.kernels.simd import Lanes, load, store
 
 
 def key(*parts: int) -> tuple[np.uint64, np.uint64]:

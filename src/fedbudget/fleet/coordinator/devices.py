@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fedbudget.checks import Array, choice, whole, within
+from fedbudget.checks import Array, one_of, whole, within
 from fedbudget.errors import (
     InvalidInputError,
     MessageError,
@@ -119,7 +119,7 @@ class FleetDevices:
         roster: Roster | None = None,
     ) -> None:
         within("deadline", deadline, above=0)
-        choice("precision", precision, tuple(PRECISIONS))
+        one_of("precision", precision, tuple(PRECISIONS))
         self.declared, self.name = tuple(declared), name
         self.deadline, self.patience = float(deadline), whole("patience", patience)
         self.minimum = whole("minimum", minimum, most=len(self.declared))

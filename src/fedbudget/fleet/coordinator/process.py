@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedbudget.checks import choice, whole, within
+from fedbudget.checks import one_of, whole, within
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
@@ -70,8 +70,8 @@ class Settings:
             whole("devices", self.devices, least=self.minimum)
         if self.status_port is not None:
             whole("status_port", self.status_port, least=0, most=65535)
-        choice("precision", self.precision, tuple(PRECISIONS))
-        choice("planner", self.planner, tuple(PLANNERS))
+        one_of("precision", self.precision, tuple(PRECISIONS))
+        one_of("planner", self.planner, tuple(PLANNERS))
         Problem(num_samples=[1], dim=1, dissimilarity=self.dissimilarity)
 
 

@@ -26,12 +26,14 @@ from fedbudget.fleet.transport.channel import Channel, Message
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.planning import Plan, plan
+from fedbudget.planning.settings import PLANNER
 from fedbudget.problem import USUAL_DISSIMILARITY, Problem
 
 _log = logging.getLogger(__name__)
 
 _DECLARATION_BYTES = 4096  # far more than one has
 _LEAST_EPSILON = 1e-6  # who spends less than this releases nothing but noise
+_MOST_EXCESS = 10.0  # who demands more noise than this many times is left out
 
 
 class Roster:
@@ -84,7 +86,7 @@ def gather(
         message = channel.receive(max(0.0, left)) if left > 0 else None
         if message is None:
             break
-        take_in(channel, roster, message)
+        _take_in(channel, roster, message)
     found = len(roster.declared)
     if found < (count or 1):
         trouble = f", and {channel.trouble}" if channel.trouble else ""
@@ -95,7 +97,7 @@ def gather(
     return [roster.declared[name] for name in sorted(roster.declared)]
 
 
-def take_in(channel: Channel, roster: Roster, message: Message) -> None:
+def _take_in(channel: Channel, roster: Roster, message: Message) -> None:
     """Take in a message from before a run; what is damaged is dropped by name."""
     try:
         roster.take(message)
@@ -104,7 +106,7 @@ def take_in(channel: Channel, roster: Roster, message: Message) -> None:
     channel.acknowledge(message)
 
 
-def able(declared: list[Declaration]) -> tuple[list[Declaration], Mapping[str, str]]:
+def _able(declared: list[Declaration]) -> tuple[list[Declaration], Mapping[str, str]]:
     """Return who can take part in a round at all, and why others are left out."""
     left_out: dict[str, str] = {}
     for told in declared:
@@ -169,23 +171,18 @@ def check_fit(plan: Plan, declared: Sequence[Declaration]) -> None:
                 )
 
 
-_log = logging.getLogger(__name__)
-
-_MOST_EXCESS = 10.0  # who demands more noise than this many times is left out
-
-
 def plan_fleet(
     found: list[Declaration],
     *,
     dissimilarity: str | float = USUAL_DISSIMILARITY,
-    planner: str = "joint",
+    planner: str = PLANNER,
 ) -> tuple[Plan, list[Declaration]]:
     """Plan for those who fit together, and return them; others are left out by name.
 
     Raises:
         InfeasibleBudgetError: Nobody can take part.
     """
-    declared = _without(able(found))
+    declared = _without(_able(found))
     if not declared:
         raise InfeasibleBudgetError(
             f"none of the {len(found)} devices has a budget for one round with one "
@@ -210,21 +207,6 @@ def _without(
     return stays
 
 
-def plan_for(
-    declared: Sequence[Declaration],
-    *,
-    dissimilarity: str | float = USUAL_DISSIMILARITY,
-    planner: str = "joint",
-) -> Plan:
-    """Plan for what all these devices declare: sizes, prices, budgets, least noise.
-
-    Raises:
-        InfeasibleBudgetError: A device's budget does not pay for a single round.
-    """
-    chosen = _plan(declared, dissimilarity=dissimilarity, planner=planner)
-    return _as_noisy_as_demanded(chosen, declared)
-
-
 def _plan(
     declared: Sequence[Declaration], *, dissimilarity: str | float, planner: str
 ) -> Plan:
@@ -236,12 +218,6 @@ def _plan(
         num_classes=first.num_classes if first.loss == "softmax" else None,
         dissimilarity=dissimilarity,
     )
-    for told in declared:
-        if not (told.epsilon > 0 and told.cost > 0 and told.delta < 1):
-            raise InvalidInputError(
-                f"device {told.device} declares epsilon {told.epsilon:g}, delta "
-                f"{told.delta:g}, cost {told.cost:g}: it has nothing to spend"
-            )
     budget = Budget(
         epsilon=[told.epsilon for told in declared],
         delta=[told.delta for told in declared],

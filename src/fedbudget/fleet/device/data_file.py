@@ -134,7 +134,7 @@ def _read_npz(policy: DataPolicy) -> tuple[ExactRows, int | None]:
     return ExactRows.rounded(x, y.astype(np.int64)), policy.classes
 
 
-def read_schema(source: Path | Mapping[str, Any]) -> Schema:
+def _read_schema(source: Path | Mapping[str, Any]) -> Schema:
     """Return a schema from a JSON or TOML file, or from a table of the policy.
 
     Raises:
@@ -156,7 +156,7 @@ def read_schema(source: Path | Mapping[str, Any]) -> Schema:
 
 def _read_table(policy: DataPolicy) -> tuple[ExactRows, int | None]:
     assert policy.schema is not None  # the policy has checked that
-    schema = read_schema(policy.schema)
+    schema = _read_schema(policy.schema)
     if policy.label not in (None, schema.label):
         raise DataError(
             f"label {policy.label!r} is not the schema's, {schema.label!r}: correct one"

@@ -1,6 +1,6 @@
 """Drift control on a real device: its own course, from round to round.
 
-`devices.local.next_shift` says what a device adds to each step of its next round. It
+`algorithm.next_shift` says what a device adds to each step of its next round. It
 needs the average of the last round, and no message carries one: an order's model is the
 average, moved on by the server's momentum,
 

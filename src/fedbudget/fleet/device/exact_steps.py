@@ -1,6 +1,6 @@
 """The noisy local steps of a real device, with sums that have no rounding error.
 
-`devices.local` is the same in a few lines of ordinary arithmetic. This one keeps the
+`algorithm` is the same in a few lines of ordinary arithmetic. This one keeps the
 promise also against whoever knows how floating-point numbers round, for any model that
 a coordinator may send:
 

@@ -43,7 +43,7 @@ from fedbudget.fleet.wire.signing import Trust
 from fedbudget.ledger import Charge
 
 
-class Refusal(Exception):  # noqa: N818  # an answer, not an error
+class _Refusal(Exception):  # noqa: N818  # an answer, not an error
     """Why an order is not carried out: a code of messages.REFUSALS, and words."""
 
     def __init__(self, code: str, reason: str) -> None:
@@ -59,7 +59,7 @@ def check_offer(offer: RunOffer, policy: Policy, rows: DeviceRows) -> None:
     """
     limits = policy.orders
     if not limits.joins(offer.name):
-        raise Refusal("policy", "the owner does not join runs of this name")
+        raise _Refusal("policy", "the owner does not join runs of this name")
     for name, given, most in (
         ("tau", offer.tau, limits.most_tau),
         ("rounds", offer.rounds, limits.most_rounds),
@@ -69,15 +69,15 @@ def check_offer(offer: RunOffer, policy: Policy, rows: DeviceRows) -> None:
         ("batch_size", offer.batch_size, offer.num_samples),
     ):
         if given > most:
-            raise Refusal("policy", f"{name} {given:g} is above {most:g}")
+            raise _Refusal("policy", f"{name} {given:g} is above {most:g}")
     shape = (policy.data.loss, rows.num_classes, rows.dim)
     if (offer.loss, offer.num_classes, offer.dim) != shape:
-        raise Refusal("policy", f"loss, num_classes and dim must be {shape}")
+        raise _Refusal("policy", f"loss, num_classes and dim must be {shape}")
     if offer.sampling == "full" and offer.batch_size != offer.num_samples:
-        raise Refusal("policy", "a full batch has all samples")
+        raise _Refusal("policy", "a full batch has all samples")
     multiplier, least = noise_multiplier(offer), limits.least_noise_multiplier
     if not multiplier >= least:
-        raise Refusal("policy", f"noise multiplier {multiplier:g} is below {least:g}")
+        raise _Refusal("policy", f"noise multiplier {multiplier:g} is below {least:g}")
     try:
         NoiseGrid.of(
             noise_std=offer.noise_std,
@@ -86,7 +86,7 @@ def check_offer(offer: RunOffer, policy: Policy, rows: DeviceRows) -> None:
             num_params=offer.num_params,
         )
     except InvalidInputError as error:
-        raise Refusal("policy", str(error)) from None
+        raise _Refusal("policy", str(error)) from None
 
 
 def noise_multiplier(offer: RunOffer) -> float:
@@ -95,7 +95,7 @@ def noise_multiplier(offer: RunOffer) -> float:
     return offer.noise_std * offer.batch_size / lipschitz
 
 
-def round_charge(offer: RunOffer, prices: PricePolicy) -> Charge:
+def _round_charge(offer: RunOffer, prices: PricePolicy) -> Charge:
     """Return what one round of a run costs."""
     return Charge(
         steps=offer.tau,
@@ -191,7 +191,7 @@ class Guard:
             return []  # nobody that we know has asked
         try:
             self._join(offer, body, key)
-        except Refusal as refusal:
+        except _Refusal as refusal:
             return [self._refused(offer.run, 0, refusal)]
         except (LedgerError, InvalidInputError) as error:
             return [self._trouble(offer.run, 0, error)]
@@ -218,9 +218,9 @@ class Guard:
                     self._waiting.popitem(last=False)
                 return []
             if joined.key != key:
-                raise Refusal("untrusted", "another coordinator made the offer")
+                raise _Refusal("untrusted", "another coordinator made the offer")
             return [self._carry_out(order, joined)]
-        except Refusal as refusal:
+        except _Refusal as refusal:
             return [self._refused(order.run, order.round, refusal)]
         except (LedgerError, InvalidInputError) as error:
             return [self._trouble(order.run, order.round, error)]
@@ -232,25 +232,25 @@ class Guard:
             return Reply.from_bytes(stored)
         last = self._accounts.last_round(order.run)
         if order.round == last:
-            raise Refusal("already-charged", "its answer was lost in a crash")
+            raise _Refusal("already-charged", "its answer was lost in a crash")
         if not last < order.round <= offer.rounds:
-            raise Refusal(
+            raise _Refusal(
                 "wrong-round", f"rounds {last + 1} to {offer.rounds} may come"
             )
         try:
             theta = theta_from_bytes(order.theta, offer.precision, offer.num_params)
         except MessageError as error:
-            raise Refusal("bad-model", str(error)) from None
+            raise _Refusal("bad-model", str(error)) from None
         if not (abs(theta) <= LARGEST_WEIGHT).all():
-            raise Refusal("bad-model", f"a weight is above {LARGEST_WEIGHT:g}")
+            raise _Refusal("bad-model", f"a weight is above {LARGEST_WEIGHT:g}")
         course = self._course(offer, order.round, theta)
         # Again, for the owner may have changed the policy since.
         check_offer(offer, self._policy, self._rows)
         rows = self._rows_of(offer, joined.fingerprint)
-        charge = round_charge(offer, self._policy.prices)
+        charge = _round_charge(offer, self._policy.prices)
         over = self._accounts.charge(order.run, order.round, charge)
         if over is not None:
-            raise Refusal(over, "this round would overdraw it")
+            raise _Refusal(over, "this round would overdraw it")
         return self._compute(offer, order, course, rows)
 
     def _course(self, offer: RunOffer, round: int, theta: Array) -> Course:
@@ -263,7 +263,7 @@ class Guard:
         momentum = offer.drift_momentum or 0.0
         course = steer(last, theta, round=round, tau=offer.tau, momentum=momentum)
         if not (abs(course.shift) <= LARGEST_WEIGHT).all():
-            raise Refusal("bad-model", "it is too far from this device's last answer")
+            raise _Refusal("bad-model", "it is too far from this device's last answer")
         return course
 
     def _compute(
@@ -285,7 +285,7 @@ class Guard:
                 raise MessageError("it grew beyond all bounds")
             sent = theta_to_bytes(found, offer.precision)
         except MessageError as error:  # a public fact: noise came before it
-            raise Refusal("bad-model", f"after {offer.tau} steps, {error}") from None
+            raise _Refusal("bad-model", f"after {offer.tau} steps, {error}") from None
         reply = Reply(
             device=self._policy.device,
             run=order.run,
@@ -303,12 +303,12 @@ class Guard:
         known = self._accounts.run(offer.run)
         if known is not None:
             if (known.offer, known.key) != (body, key):
-                raise Refusal("policy", "this run was offered before, and differently")
+                raise _Refusal("policy", "this run was offered before, and differently")
             return
         if offer.device != self._policy.device:
-            raise Refusal("policy", "this offer is for another device")
+            raise _Refusal("policy", "this offer is for another device")
         if self._accounts.num_runs >= MOST_RUNS:
-            raise Refusal("policy", f"the ledger holds {MOST_RUNS} runs already")
+            raise _Refusal("policy", f"the ledger holds {MOST_RUNS} runs already")
         if offer.num_samples > len(self._rows):
             self.refresh()
         check_offer(offer, self._policy, self._rows)
@@ -321,7 +321,7 @@ class Guard:
         frozen = self._frozen.get(offer.run)
         if frozen is None or frozen.fingerprint != fingerprint:
             if self._rows.fingerprint(offer.num_samples) != fingerprint:
-                raise Refusal("data-changed", "the rows of this run are gone")
+                raise _Refusal("data-changed", "the rows of this run are gone")
             frozen = _Frozen(
                 fingerprint=fingerprint, rows=self._rows.rows.first(offer.num_samples)
             )
@@ -342,7 +342,7 @@ class Guard:
             continues = "changed"
         self._accounts.note_data(count, fingerprint, continues=continues)
 
-    def _refused(self, run: bytes, round: int, refusal: Refusal) -> Reply:
+    def _refused(self, run: bytes, round: int, refusal: _Refusal) -> Reply:
         _log.warning("round %d is refused, %s: %s", round, refusal.code, refusal)
         return Reply(
             device=self._policy.device,

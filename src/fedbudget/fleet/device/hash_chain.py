@@ -62,7 +62,7 @@ class Entry:
         return body
 
 
-def digest_of(
+def _digest_of(
     before: bytes, *, number: int, kind: str, run: bytes, round: int, text: str
 ) -> bytes:
     """Return the digest of an entry; each part goes in with its length."""
@@ -90,7 +90,7 @@ def open_database(path: Path) -> sqlite3.Connection:
             database.execute(statement)
         database.execute("COMMIT")
         if new:
-            sync_folder(path.parent)
+            _sync_folder(path.parent)
     except sqlite3.Error as error:
         database.close()
         raise LedgerError(f"ledger {str(path)!r} cannot be used: {error}") from None
@@ -127,7 +127,7 @@ def append(
     number = 1 if head is None else head.number + 1
     before = START if head is None else head.digest
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    digest = digest_of(
+    digest = _digest_of(
         before, number=number, kind=kind, run=run, round=round, text=text
     )
     # A number that is taken means that another process wrote: the insert fails.
@@ -161,7 +161,7 @@ def check_chain(database: sqlite3.Connection) -> list[Entry]:
     for place, (number, kind, run, round, text, digest) in enumerate(rows, 1):
         if number != place:
             raise LedgerError(f"entry {place} is missing: the ledger was tampered with")
-        right = digest_of(
+        right = _digest_of(
             before, number=number, kind=kind, run=bytes(run), round=round, text=text
         )
         if bytes(digest) != right or kind not in KINDS:
@@ -213,7 +213,7 @@ class Anchor:
                 f"ledger {str(ledger)!r} is in use by another process: stop it first"
             ) from None
         if new:
-            sync_folder(self.path.parent)
+            _sync_folder(self.path.parent)
 
     def write(self, head: Entry) -> None:
         """Remember an entry that is on disk; it is on disk when this returns."""
@@ -269,7 +269,7 @@ def anchor_path(ledger: Path) -> Path:
     return ledger.with_name(ledger.name + ".head")
 
 
-def sync_folder(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Make a new file's name survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:

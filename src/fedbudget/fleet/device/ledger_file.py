@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 
 from fedbudget.checks import floats
 from fedbudget.errors import LedgerError
-from fedbudget.fleet.device import ledger_file as stored_answers
 from fedbudget.fleet.device.hash_chain import (
     Anchor,
     Entry,
@@ -61,7 +60,7 @@ class StoredAnswer(NamedTuple):
         return found
 
 
-def put(database: sqlite3.Connection, run: bytes, answer: StoredAnswer) -> None:
+def _put_answer(database: sqlite3.Connection, run: bytes, answer: StoredAnswer) -> None:
     """Replace the last answer of a run, inside the caller's transaction."""
     row = (run, answer.round, answer.reply)
     database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", row)
@@ -71,7 +70,7 @@ def put(database: sqlite3.Connection, run: bytes, answer: StoredAnswer) -> None:
         database.execute("INSERT INTO courses VALUES (?, ?, ?)", row)
 
 
-def get(database: sqlite3.Connection, run: bytes, round: int) -> bytes | None:
+def _answer_of(database: sqlite3.Connection, run: bytes, round: int) -> bytes | None:
     """Return the answer of a round, if it is the last of its run.
 
     Raises:
@@ -90,7 +89,7 @@ def get(database: sqlite3.Connection, run: bytes, round: int) -> bytes | None:
     return reply
 
 
-def get_last(database: sqlite3.Connection, run: bytes) -> StoredAnswer | None:
+def _last_answer(database: sqlite3.Connection, run: bytes) -> StoredAnswer | None:
     """Return the last answer of a run with its course.
 
     None if either is missing, or is not what it was: drift control then begins anew,
@@ -232,12 +231,12 @@ class Accounts:
     def answer(self, run: bytes, round: int) -> bytes | None:
         """Return the stored answer of a round, byte for byte."""
         with self._open() as database:
-            return stored_answers.get(database, run, round)
+            return _answer_of(database, run, round)
 
     def last_answer(self, run: bytes) -> StoredAnswer | None:
         """Return the last answer with its course; none if either is gone or damaged."""
         with self._open() as database:
-            return stored_answers.get_last(database, run)
+            return _last_answer(database, run)
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -336,7 +335,7 @@ class Accounts:
             body=dated,
         )
         if answer is not None:
-            stored_answers.put(database, run, answer)
+            _put_answer(database, run, answer)
         database.execute("COMMIT")
         self._anchor.write(head)
         self._take(head, counted=counted)

@@ -6,25 +6,26 @@ Every mistake in the file names the file and the key.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedbudget.budget import Budget
-from fedbudget.checks import choice, whole, within
-from fedbudget.errors import InvalidInputError, MessageError
+from fedbudget.budget import LEAST_DELTA, Budget
+from fedbudget.checks import identity, number, of_type, one_of, text, whole
+from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.transport.address import TLS_PORT, BrokerAddress
 from fedbudget.fleet.transport.certificates import Identity
-from fedbudget.fleet.wire.messages import MOST_DECLARED, MOST_DELTA, identity, text
+from fedbudget.fleet.wire.messages import MOST_DECLARED, MOST_DELTA
 from fedbudget.fleet.wire.signing import read_public_key
 from fedbudget.losses import LOSSES
+from fedbudget.text import shown
 
 _NOTHING = object()
 
 
-class Section:
+class _Section:
     """One table of the file; knows which of its keys were used."""
 
     def __init__(self, path: Path, name: str, plain: dict[str, Any]) -> None:
@@ -37,12 +38,12 @@ class Section:
         where = f"{self._name}.{key}" if self._name else key
         raise InvalidInputError(f"policy {str(self._path)!r}: {where} {why}")
 
-    def section(self, key: str, *, optional: bool = False) -> "Section":
+    def section(self, key: str, *, optional: bool = False) -> "_Section":
         """Return a table inside this one."""
         default = {} if optional else _NOTHING
         plain = self.get(key, kinds=(dict,), default=default)
         name = f"{self._name}.{key}" if self._name else key
-        return Section(self._path, name, plain)
+        return _Section(self._path, name, plain)
 
     def get(self, key: str, *, kinds: tuple[type, ...], default: Any = _NOTHING) -> Any:
         """Return a value of one of these types."""
@@ -51,54 +52,53 @@ class Section:
             if default is _NOTHING:
                 self.refuse(key, "is missing")
             return default
-        value = self.plain[key]
-        if not isinstance(value, kinds) or (isinstance(value, bool)):
-            words = {str: "a text", dict: "a table", list: "a list", int: "a number"}
-            self.refuse(key, f"must be {words[kinds[0]]}, got {value!r}")
-        return value
-
-    def checked(self, key: str, check: Any, default: Any = _NOTHING) -> Any:
-        """Return a text that passes a check of messages."""
-        value = self.get(key, kinds=(str,), default=default)
-        try:
-            return check(key, value)
-        except MessageError as error:
-            self.refuse(key, str(error).removeprefix(f"{key} "))
+        return self._checked(of_type, key, self.plain[key], *kinds)
 
     def number(self, key: str, *, default: Any = _NOTHING, **limits: float) -> float:
         """Return a finite number inside limits."""
-        value = self.get(key, kinds=(int, float), default=default)
-        try:
-            return float(within(key, value, **limits))  # type: ignore[arg-type]
-        except InvalidInputError as error:
-            self.refuse(key, str(error).removeprefix(f"{key} "))
+        value = self.get(key, kinds=(float, int), default=default)
+        return float(self._checked(number, key, value, **limits))
 
     def whole(self, key: str, *, default: Any = _NOTHING, **limits: int) -> int:
         """Return a whole number inside limits."""
         value = self.get(key, kinds=(int,), default=default)
-        try:
-            return whole(key, value, **limits)
-        except InvalidInputError as error:
-            self.refuse(key, str(error).removeprefix(f"{key} "))
+        return int(self._checked(whole, key, value, **limits))
 
-    def choice(self, key: str, options: tuple[str, ...], *, default: str) -> str:
+    def one_of(self, key: str, options: tuple[str, ...], *, default: str) -> str:
         """Return one of a few words."""
         value = self.get(key, kinds=(str,), default=default)
-        try:
-            return choice(key, value, options)
-        except InvalidInputError as error:
-            self.refuse(key, str(error).removeprefix(f"{key} "))
+        return str(self._checked(one_of, key, value, options))
+
+    def text(self, key: str, *, default: Any = _NOTHING) -> str:
+        """Return a short text on one line."""
+        value = self.get(key, kinds=(str,), default=default)
+        return str(self._checked(text, key, value))
+
+    def identity(self, key: str) -> str:
+        """Return the name of a device."""
+        return str(self._checked(identity, key, self.get(key, kinds=(str,))))
 
     def texts(self, key: str, *, default: Any = _NOTHING) -> tuple[str, ...]:
         """Return a list of texts, at least one."""
         value = self.get(key, kinds=(list,), default=default)
         if not value or not all(isinstance(item, str) for item in value):
-            self.refuse(key, f"must be a list of texts, at least one, got {value!r}")
+            self.refuse(
+                key, f"must be a list of texts, at least one, got {shown(value)}"
+            )
         return tuple(value)
 
     def path(self, key: str, folder: Path, *, default: Any = _NOTHING) -> Path:
         """Return a path, relative to the policy."""
         return folder / str(self.get(key, kinds=(str,), default=default))
+
+    def _checked(
+        self, check: Callable[..., Any], key: str, *given: Any, **limits: Any
+    ) -> Any:
+        """Return what a check returns; its error names the file and the table too."""
+        try:
+            return check(key, *given, **limits)
+        except InvalidInputError as error:
+            self.refuse(key, str(error).removeprefix(f"{key} "))
 
     def finish(self) -> None:
         """Refuse keys that mean nothing."""
@@ -203,13 +203,13 @@ def read_policy(path: str | Path) -> Policy:
         ) from None
     except (ValueError, RecursionError) as error:  # also of endless digits or brackets
         raise InvalidInputError(f"policy {str(path)!r} is not TOML: {error}") from None
-    top = Section(path, "", plain)
+    top = _Section(path, "", plain)
     budget = _budget(top.section("budget"))
     over_mqtt = "socket" not in plain
     if not over_mqtt and "broker" in plain:
         top.refuse("socket", "does not go with broker: orders come over one of them")
     policy = Policy(
-        device=top.checked("device", identity),
+        device=top.identity("device"),
         data=_data(top.section("data"), path.parent),
         budget=budget,
         prices=_prices(top.section("prices")),
@@ -223,7 +223,7 @@ def read_policy(path: str | Path) -> Policy:
     return policy
 
 
-def _data(section: Section, folder: Path) -> DataPolicy:
+def _data(section: _Section, folder: Path) -> DataPolicy:
     file = section.path("file", folder)
     schema = section.get("schema", kinds=(str, dict), default=None)
     if file.suffix != ".npz" and schema is None:
@@ -234,26 +234,26 @@ def _data(section: Section, folder: Path) -> DataPolicy:
         file=file,
         schema=folder / schema if isinstance(schema, str) else schema,
         label=section.get("label", kinds=(str,), default=None),
-        loss=section.choice("loss", tuple(LOSSES), default="logistic"),
+        loss=section.one_of("loss", tuple(LOSSES), default="logistic"),
         classes=section.whole("classes", least=2, default=2),
-        lineage=section.checked("lineage", text, default=file.name),
+        lineage=section.text("lineage", default=file.name),
     )
     section.finish()
     return found
 
 
-def _budget(section: Section) -> BudgetPolicy:
+def _budget(section: _Section) -> BudgetPolicy:
     found = BudgetPolicy(
         epsilon=section.number("epsilon", above=0, most=MOST_DECLARED),
-        delta=section.number("delta", least=1e-100, most=MOST_DELTA),
+        delta=section.number("delta", least=LEAST_DELTA, most=MOST_DELTA),
         cost=section.number("cost", above=0, most=MOST_DECLARED),
-        accountant=section.choice("accountant", _ACCOUNTANTS, default="gdp"),
+        accountant=section.one_of("accountant", _ACCOUNTANTS, default="gdp"),
     )
     section.finish()
     return found
 
 
-def _prices(section: Section) -> PricePolicy:
+def _prices(section: _Section) -> PricePolicy:
     found = PricePolicy(
         communication=section.number("communication", least=0, most=MOST_DECLARED),
         computation=section.number("computation", least=0, most=MOST_DECLARED),
@@ -264,19 +264,19 @@ def _prices(section: Section) -> PricePolicy:
     return found
 
 
-def _public(section: Section, budget: BudgetPolicy) -> PublicPolicy:
+def _public(section: _Section, budget: BudgetPolicy) -> PublicPolicy:
     found = PublicPolicy(
         epsilon=section.number(
             "epsilon", above=0, most=budget.epsilon, default=budget.epsilon
         ),
         cost=section.number("cost", above=0, most=budget.cost, default=budget.cost),
-        info=section.checked("info", text, default=""),
+        info=section.text("info", default=""),
     )
     section.finish()
     return found
 
 
-def _orders(section: Section) -> OrderPolicy:
+def _orders(section: _Section) -> OrderPolicy:
     trusted = section.texts("trusted")
     for key in trusted:
         try:
@@ -299,33 +299,33 @@ def _orders(section: Section) -> OrderPolicy:
     return found
 
 
-def _ledger(section: Section, folder: Path) -> Path:
+def _ledger(section: _Section, folder: Path) -> Path:
     found = section.path("file", folder, default="ledger.sqlite")
     section.finish()
     return found
 
 
-def _socket(section: Section, folder: Path) -> Path:
+def _socket(section: _Section, folder: Path) -> Path:
     found = section.path("file", folder)
     section.finish()
     return found
 
 
-def _broker(section: Section, folder: Path) -> BrokerAddress:
+def _broker(section: _Section, folder: Path) -> BrokerAddress:
     names = ("ca", "certificate", "key")
     files = {
         name: section.path(name, folder) for name in names if name in section.plain
     }
     if files and (lacking := [name for name in names if name not in files]):
         section.refuse(lacking[0], "is missing: TLS needs ca, certificate and key")
-    identity = Identity(**files) if files else None
+    certificates = Identity(**files) if files else None
     host = section.get("host", kinds=(str,))
     port = section.whole("port", default=TLS_PORT, most=65535)
     section.finish()
     try:
-        address = BrokerAddress(host=host, port=port, identity=identity)
+        address = BrokerAddress(host=host, port=port, identity=certificates)
     except InvalidInputError as error:
         section.refuse("host", f"is wrong: {error}")
-    if identity is None and not address.is_local:
+    if certificates is None and not address.is_local:
         section.refuse("ca", "is missing: only a broker on this machine goes without")
     return address

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 
 from fedbudget.errors import MessageError
 from fedbudget.fleet.wire.codec import MAX_BYTES, decode, encode
-from fedbudget.fleet.wire.messages import Check, Message, binary, count
+from fedbudget.fleet.wire.messages import Check, Message, bytes_field, whole_field
 
 DIGEST_BYTES = 16
 # Of one MQTT message. RabbitMQ and mosquitto take far more; cloud brokers 128 KiB.
@@ -45,11 +45,11 @@ class Chunk(Message):
 
     kind: ClassVar[str] = "chunk"
     checks: ClassVar[Mapping[str, Check]] = {
-        "digest": binary(DIGEST_BYTES, DIGEST_BYTES),
-        "size": count(most=MAX_BYTES),
-        "total": count(least=2, most=1 << 20),
-        "index": count(least=0, most=1 << 20),
-        "data": binary(1, MAX_BYTES),
+        "digest": bytes_field(least=DIGEST_BYTES, most=DIGEST_BYTES),
+        "size": whole_field(most=MAX_BYTES),
+        "total": whole_field(least=2, most=1 << 20),
+        "index": whole_field(least=0, most=1 << 20),
+        "data": bytes_field(least=1, most=MAX_BYTES),
     }
 
     def __post_init__(self) -> None:

@@ -18,115 +18,68 @@ Types and ranges of every field are checked: the messages came from a network.
 """
 
 import math
-import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 
-from fedbudget.checks import Array
-from fedbudget.errors import MessageError
+from fedbudget.budget import LEAST_DELTA, MOST_EPSILON
+from fedbudget.checks import Array, identity, number, of_type, one_of, text, whole
+from fedbudget.errors import InvalidInputError, MessageError
 from fedbudget.fleet.wire.codec import MAX_BYTES, decode, encode
 from fedbudget.losses import LOSSES
+from fedbudget.text import shown
 
-MAX_TEXT = 200
 MAX_COUNT = 1 << 40
 # What an owner may declare at most: far above any use, and far below where the numbers
 # of a plan for the whole fleet would end.
-MOST_DECLARED = 1e12  # epsilon, as in `Budget`; cost, prices, noise multiplier
+MOST_DECLARED = MOST_EPSILON  # as of a budget; also of cost, prices and noise
 MOST_DELTA = 0.5
-_MOST_FLOAT = sys.float_info.max
-
-_IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 
 Check: TypeAlias = Callable[[str, Any], Any]
 
 
-def count(least: int = 1, most: int = MAX_COUNT) -> Check:
+def _field(check: Callable[..., Any], *types: type, **limits: Any) -> Check:
+    """Return a check for a field that must be exactly of one of the types."""
+    return lambda name, value: check(name, of_type(name, value, *types), **limits)
+
+
+def whole_field(*, least: int = 1, most: int = MAX_COUNT) -> Check:
     """Return a check for whole numbers."""
-
-    def check(name: str, value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise MessageError(
-                f"{name} must be a whole number from {least} to {most}, "
-                f"got {shown(value)}"
-            )
-        return value
-
-    return check
+    return _field(whole, int, least=least, most=most)
 
 
-def number(least: float = -math.inf, most: float = math.inf) -> Check:
+def number_field(*, least: float, most: float = math.inf) -> Check:
     """Return a check for finite numbers."""
-
-    def check(name: str, value: Any) -> float:
-        if type(value) not in (int, float) or not least <= value <= most:
-            raise MessageError(
-                f"{name} must be a number from {least:g} to {most:g}, "
-                f"got {shown(value)}"
-            )
-        if not abs(value) <= _MOST_FLOAT:  # also an int that no float can hold
-            raise MessageError(f"{name} must be finite, got {shown(value)}")
-        return float(value)
-
-    return check
+    return _field(number, float, int, least=least, most=most)
 
 
-def binary(least: int, most: int) -> Check:
+def one_of_field(*options: str) -> Check:
+    """Return a check for one of a few words."""
+    return _field(one_of, str, options=options)
+
+
+def bytes_field(*, least: int, most: int) -> Check:
     """Return a check for bytes of some length."""
 
-    def check(name: str, value: Any) -> bytes:
-        if type(value) is not bytes or not least <= len(value) <= most:
-            raise MessageError(f"{name} must be {least} to {most} bytes")
-        return value
-
-    return check
-
-
-def text(name: str, value: Any) -> str:
-    """Check a short text."""
-    if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
-        raise MessageError(
-            f"{name} must be a printable text of at most {MAX_TEXT} characters"
-        )
-    return value
-
-
-def identity(name: str, value: Any) -> str:
-    """Check a device's name: it becomes part of topics and file names."""
-    if type(value) is not str or not _IDENTITY.match(value):
-        raise MessageError(
-            f"{name} must be 1 to 64 letters, digits, '.', '_' or '-', "
-            f"got {shown(value)}"
-        )
-    return value
-
-
-def one_of(*options: str) -> Check:
-    """Return a check for one of a few words."""
-
-    def check(name: str, value: Any) -> str:
-        if type(value) is not str or value not in options:
-            raise MessageError(
-                f"{name} must be one of {', '.join(options)}, got {shown(value)}"
+    def check(name: str, value: bytes) -> bytes:
+        if not least <= len(value) <= most:
+            raise InvalidInputError(
+                f"{name} must be {least} to {most} bytes, got {len(value)}"
             )
         return value
 
-    return check
+    return _field(check, bytes)
 
 
-def maybe(check: Check) -> Check:
+def optional(check: Check) -> Check:
     """Return a check that lets a missing field pass."""
     return lambda name, value: None if value is None else check(name, value)
 
 
-def shown(value: Any) -> str:
-    """Return a value for a message, cut short."""
-    text = repr(value[:40] if isinstance(value, bytes | str | list) else value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
+TEXT = _field(text, str)
+IDENTITY = _field(identity, str)
 
 VERSION = 1  # of the schema; a reader refuses any other
 RUN_BYTES = 16  # of a run's random identity
@@ -163,7 +116,11 @@ class Message:
 
     def __post_init__(self) -> None:
         for name, check in self.checks.items():
-            object.__setattr__(self, name, check(name, getattr(self, name)))
+            try:
+                value = check(name, getattr(self, name))
+            except InvalidInputError as error:
+                raise MessageError(str(error)) from None
+            object.__setattr__(self, name, value)
 
     def to_bytes(self) -> bytes:
         """Return the message as canonical CBOR."""
@@ -202,14 +159,14 @@ class Message:
         return cls(**{name: plain.get(name) for name in cls.checks})
 
 
-_LOSS = one_of(*LOSSES)
-_DECLARED = number(least=0, most=MOST_DECLARED)
-_RUN = binary(RUN_BYTES, RUN_BYTES)
+_LOSS = one_of_field(*LOSSES)
+_DECLARED = number_field(least=0, most=MOST_DECLARED)
+_RUN = bytes_field(least=RUN_BYTES, most=RUN_BYTES)
 _SHAPE: Mapping[str, Check] = {
-    "num_samples": count(),
-    "dim": count(most=1 << 26),
+    "num_samples": whole_field(),
+    "dim": whole_field(most=1 << 26),
     "loss": _LOSS,
-    "num_classes": count(most=1 << 16),
+    "num_classes": whole_field(most=1 << 16),
 }
 
 
@@ -233,16 +190,16 @@ class Declaration(Message):
 
     kind: ClassVar[str] = "declaration"
     checks: ClassVar[Mapping[str, Check]] = {
-        "device": identity,
+        "device": IDENTITY,
         **_SHAPE,
         "epsilon": _DECLARED,
-        "delta": number(least=1e-100, most=MOST_DELTA),
+        "delta": number_field(least=LEAST_DELTA, most=MOST_DELTA),
         "cost": _DECLARED,
         "communication_price": _DECLARED,
         "computation_price": _DECLARED,
-        "accountant": one_of("gdp", "zcdp"),
+        "accountant": one_of_field("gdp", "zcdp"),
         "least_noise_multiplier": _DECLARED,
-        "info": text,
+        "info": TEXT,
     }
 
 
@@ -275,17 +232,17 @@ class RunOffer(Message):
     kind: ClassVar[str] = "offer"
     checks: ClassVar[Mapping[str, Check]] = {
         "run": _RUN,
-        "name": text,
-        "device": identity,
-        "tau": count(most=1 << 20),
-        "rounds": count(most=1 << 30),
-        "learning_rate": number(least=0),
-        "sampling": one_of("full", "fixed"),
-        "batch_size": count(),
-        "noise_std": number(least=0),
-        "l2": number(least=0),
-        "precision": one_of(*PRECISIONS),
-        "drift_momentum": maybe(number(least=0, most=1)),
+        "name": TEXT,
+        "device": IDENTITY,
+        "tau": whole_field(most=1 << 20),
+        "rounds": whole_field(most=1 << 30),
+        "learning_rate": number_field(least=0),
+        "sampling": one_of_field("full", "fixed"),
+        "batch_size": whole_field(),
+        "noise_std": number_field(least=0),
+        "l2": number_field(least=0),
+        "precision": one_of_field(*PRECISIONS),
+        "drift_momentum": optional(number_field(least=0, most=1)),
         **_SHAPE,
     }
 
@@ -306,8 +263,8 @@ class RoundOrder(Message):
     kind: ClassVar[str] = "order"
     checks: ClassVar[Mapping[str, Check]] = {
         "run": _RUN,
-        "round": count(most=1 << 30),
-        "theta": binary(4, MAX_BYTES),
+        "round": whole_field(most=1 << 30),
+        "theta": bytes_field(least=4, most=MAX_BYTES),
     }
 
 
@@ -324,12 +281,12 @@ class Reply(Message):
 
     kind: ClassVar[str] = "reply"
     checks: ClassVar[Mapping[str, Check]] = {
-        "device": identity,
+        "device": IDENTITY,
         "run": _RUN,
-        "round": count(least=0, most=1 << 30),
-        "code": one_of(ANSWERED, ACCEPTED, *REFUSALS),
-        "theta": maybe(binary(4, MAX_BYTES)),
-        "reason": maybe(text),
+        "round": whole_field(least=0, most=1 << 30),
+        "code": one_of_field(ANSWERED, ACCEPTED, *REFUSALS),
+        "theta": optional(bytes_field(least=4, most=MAX_BYTES)),
+        "reason": optional(TEXT),
     }
 
     def __post_init__(self) -> None:

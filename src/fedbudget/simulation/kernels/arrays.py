@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbudget.simulation.kernels.layouts import aligned_zeros
+from fedbudget.simulation.kernels.layouts import RUN, aligned_zeros
 from fedbudget.simulation.kernels.random import (
     BATCHES,
     DEAL,
@@ -14,7 +14,6 @@ from fedbudget.simulation.kernels.random import (
     stream,
 )
 from fedbudget.simulation.kernels.simd import (
-    RUN,
     add,
     compiled_inline,
     load,

@@ -29,11 +29,10 @@ from fedbudget.simulation.kernels.arrays import (
     gather,
     undo_batch,
 )
-from fedbudget.simulation.kernels.layouts import DenseRows, OneHotRows, SparseRows
+from fedbudget.simulation.kernels.layouts import RUN, DenseRows, OneHotRows, SparseRows
 from fedbudget.simulation.kernels.one_hot import code
 from fedbudget.simulation.kernels.random import NOISE, fill_normals, stream
 from fedbudget.simulation.kernels.simd import (
-    RUN,
     add,
     compiled,
     compiled_inline,

@@ -6,8 +6,8 @@ import numpy as np
 from numba.extending import overload
 
 from fedbudget.simulation.kernels.arrays import clear
+from fedbudget.simulation.kernels.layouts import RUN
 from fedbudget.simulation.kernels.simd import (
-    RUN,
     add,
     compiled_inline,
     load,

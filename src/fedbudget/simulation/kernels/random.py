@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from fedbudget.simulation.kernels.layouts import RUN
 from fedbudget.simulation.kernels.simd import (
-    RUN,
     compiled,
     compiled_inline,
     store_normals,

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.algorithm import SAMPLINGS, Sampling
+from fedbudget.checks import number, one_of, per_device, whole, within
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Floats, Huber
-from fedbudget.simulation.kernels.layouts import DenseRows, OneHotRows, PackedRows
+from fedbudget.simulation.kernels.layouts import RUN, DenseRows, OneHotRows, PackedRows
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -42,7 +43,6 @@ _PER_RUN = (
     "largest",
     "noisy",
 )
-_LANES = 16
 # Threads wait for each other in every round: a shorter one is faster on one of them.
 _WORTH_THREADS = 0.1e-3  # seconds of a round on one core
 _FEW_PLANS = 3  # up to so many plans run faster one by one than side by side,
@@ -63,45 +63,23 @@ class RoundPlan:
     drift_control: bool = False  # see `algorithm.next_shift`
 
 
-def check_plan(plan: RoundPlan, packed: PackedRows) -> None:
+def _check_plan(plan: RoundPlan, packed: PackedRows) -> None:
     """Refuse what the kernels, which check nothing, could not survive."""
-    if plan.sampling not in SAMPLINGS:
-        raise InvalidInputError(
-            f"sampling {plan.sampling!r} is not known: choose one of {SAMPLINGS}"
-        )
-    if not 0 <= plan.momentum < 1:
-        raise InvalidInputError(f"momentum must be in [0, 1), got {plan.momentum}")
-    if plan.tau < 1 or not np.isfinite(plan.learning_rate):
-        raise InvalidInputError(
-            f"tau must be at least 1 and learning_rate finite, got tau={plan.tau}, "
-            f"learning_rate={plan.learning_rate}"
-        )
-    sizes = per_device(plan.batch_size, packed, "batch_size")
+    one_of("sampling", plan.sampling, SAMPLINGS)
+    number("momentum", plan.momentum, least=0, below=1)
+    number("learning_rate", plan.learning_rate)
+    whole("tau", plan.tau)
+    sizes = per_device("batch_size", plan.batch_size, packed.num_devices)
     wrong = (sizes < 1) | (sizes > packed.num_samples)
     if plan.sampling != "full" and wrong.any():
         m = int(np.flatnonzero(wrong)[0])
         raise InvalidInputError(
             f"batch_size of device {m} must be 1 .. {packed.num_samples[m]}, its "
-            f"number of rows, got {sizes[m]}"
+            f"number of rows, got {sizes[m]:g}"
         )
     for name in ("noise_std", "weights"):
-        values = per_device(getattr(plan, name), packed, name)
-        if not ((values >= 0) & np.isfinite(values)).all():
-            raise InvalidInputError(
-                f"{name} must be zero or positive and finite, got {values.min()} .. "
-                f"{values.max()}"
-            )
-
-
-def per_device(values: ArrayLike, packed: PackedRows, name: str) -> NDArray[Any]:
-    """Return one value per device."""
-    array = np.asarray(values)
-    if array.shape not in ((), (packed.num_devices,)):
-        raise InvalidInputError(
-            f"{name} must be one number or one for each of the {packed.num_devices} "
-            f"devices, got shape {array.shape}"
-        )
-    return np.broadcast_to(array, (packed.num_devices,))
+        values = within(name, getattr(plan, name), least=0)
+        per_device(name, values, packed.num_devices)
 
 
 def run_rounds(
@@ -188,7 +166,7 @@ def sweep_runs(
     order = sorted(
         range(len(plans)), key=lambda p: (_group_key(plans[p], packed), rounds[p])
     )
-    per_group = max(1, _LANES // packed.loss.num_outputs)
+    per_group = max(1, RUN // packed.loss.num_outputs)
     for _, members in groupby(order, key=lambda p: _group_key(plans[p], packed)):
         chosen = list(members)
         few = _few_plans(packed, plans[chosen[0]])
@@ -295,7 +273,7 @@ def _group_key(plan: RoundPlan, packed: PackedRows) -> tuple[int, bool, str, byt
     # These batches of different sizes are different sets, not one inside the other.
     sizes = b""
     if plan.sampling in ("poisson", "cyclic"):
-        sizes = per_device(plan.batch_size, packed, "batch_size").tobytes()
+        sizes = per_device("batch_size", plan.batch_size, packed.num_devices).tobytes()
     return plan.tau, plan.drift_control, plan.sampling, sizes
 
 
@@ -305,12 +283,14 @@ def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
 
     outputs = packed.loss.num_outputs
     used = len(plans) * outputs
-    lanes = 1 if used == 1 else -(-used // _LANES) * _LANES
+    lanes = 1 if used == 1 else -(-used // RUN) * RUN
     for plan in plans:
-        check_plan(plan, packed)
+        _check_plan(plan, packed)
 
     def columns(name: str) -> Floats:
-        values = [per_device(getattr(plan, name), packed, name) for plan in plans]
+        values = [
+            per_device(name, getattr(plan, name), packed.num_devices) for plan in plans
+        ]
         return _spread(values, outputs, lanes).T
 
     loss = packed.loss

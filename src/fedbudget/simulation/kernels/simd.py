@@ -23,7 +23,7 @@ from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic, models, register_model
 
 from fedbudget.errors import needed
-from fedbudget.simulation.kernels import simd as formulas
+from fedbudget.simulation.kernels.layouts import RUN
 
 # Threads that wait for each other at the end of a round spin for a moment, then sleep.
 # Sleeping at once costs a third of the speed on an idle machine. Spinning on takes, on
@@ -86,16 +86,16 @@ def compiled_parallel(function: F) -> F:
     return cast(F, njit(cache=True, **options)(function))
 
 
-LANES = 16
-_FLOATS = ir.VectorType(ir.FloatType(), LANES)
-_INTS = ir.VectorType(ir.IntType(32), LANES)
-_WORDS = ir.VectorType(ir.IntType(64), LANES)
+_FLOATS = ir.VectorType(ir.FloatType(), RUN)
+_INTS = ir.VectorType(ir.IntType(32), RUN)
+_WORDS = ir.VectorType(ir.IntType(64), RUN)
 _FLAGS = ("contract", "reassoc", "nsz")
 _HALF_SQRT_BITS = 0x3F3504F3  # sqrt(1/2), as the bits of a float
 _LN2 = 0.6931471805599453
 # log 2 in two parts: the first has few bits, so that n * _LN2_HIGH is exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 
+_declared: Callable[..., Any] = get_or_insert_function
 Number: TypeAlias = "Lanes | float | int"
 
 
@@ -115,7 +115,7 @@ class Lanes:
     @classmethod
     def places(cls, builder: Any) -> "Lanes":
         """Return the words 0 .. 15."""
-        return cls(builder, ir.Constant(_WORDS, list(range(LANES))))
+        return cls(builder, ir.Constant(_WORDS, list(range(RUN))))
 
     def __add__(self, other: Number) -> "Lanes":
         return self._either("fadd", "add", other)
@@ -182,15 +182,14 @@ class Lanes:
     def call(self, name: str) -> "Lanes":
         """Return what LLVM's intrinsic function of that name makes of floats."""
         kind = ir.FunctionType(_FLOATS, [_FLOATS])
-        declare: Callable[..., Any] = get_or_insert_function
-        function = declare(self.builder.module, kind, f"llvm.{name}.v{LANES}f32")
+        function = _declared(self.builder.module, kind, f"llvm.{name}.v{RUN}f32")
         return Lanes(self.builder, self.builder.call(function, [self.value]))
 
     def interleaved(self, other: "Lanes") -> tuple["Lanes", "Lanes"]:
         """Return self[0], other[0], self[1], .. in two parts."""
         parts = []
-        for first in (0, LANES // 2):
-            order = [first + i // 2 + LANES * (i % 2) for i in range(LANES)]
+        for first in (0, RUN // 2):
+            order = [first + i // 2 + RUN * (i % 2) for i in range(RUN)]
             mask = ir.Constant(_INTS, order)
             part = self.builder.shuffle_vector(self.value, other.value, mask)
             parts.append(Lanes(self.builder, part))
@@ -203,7 +202,7 @@ class Lanes:
     def _operand(self, other: Number) -> Any:
         if isinstance(other, Lanes):
             return other.value
-        return ir.Constant(self.value.type, [other] * LANES)
+        return ir.Constant(self.value.type, [other] * RUN)
 
     def _either(self, on_floats: str, on_integers: str, other: Number) -> "Lanes":
         if not self._is_float:
@@ -317,10 +316,6 @@ def huber_slope(y: Lanes, score: Lanes, threshold: Lanes) -> Lanes:
     return (score - y).within(threshold * -1.0, threshold)
 
 
-RUN = LANES
-_VECTOR = ir.VectorType(ir.FloatType(), RUN)
-
-
 class _RunType(types.Type):
     """The type of a run inside compiled functions."""
 
@@ -334,7 +329,7 @@ _run = _RunType()
 @register_model(_RunType)
 class _RunModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _VECTOR)  # type: ignore[no-untyped-call]
+        super().__init__(manager, kind, _FLOATS)  # type: ignore[no-untyped-call]
 
 
 def _vector_code(generator: Callable[..., Any]) -> Any:
@@ -346,10 +341,7 @@ def _address(context: Any, builder: Any, array: Any, index: Any) -> Any:
     """Return where a run starts; array and index come as (type, value)."""
     data = context.make_array(array[0])(context, builder, array[1]).data
     at = context.cast(builder, index[1], index[0], types.intp)
-    return builder.bitcast(builder.gep(data, [at]), _VECTOR.as_pointer())
-
-
-_declared: Callable[..., Any] = get_or_insert_function
+    return builder.bitcast(builder.gep(data, [at]), _FLOATS.as_pointer())
 
 
 @_vector_code
@@ -382,7 +374,7 @@ def splat(typing: Any, number: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         single = context.cast(builder, args[0], signature.args[0], types.float32)
         zero = ir.Constant(ir.IntType(32), 0)
-        one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), single, zero)
+        one = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), single, zero)
         mask = ir.Constant(ir.VectorType(ir.IntType(32), RUN), [0] * RUN)
         return builder.shuffle_vector(one, one, mask)
 
@@ -419,19 +411,19 @@ def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
 @_vector_code
 def logistic_slopes(typing: Any, y: Any, scores: Any) -> Any:
     """Return d loss / d score of 16 rows."""
-    return _formula(formulas.logistic_slope, 2)
+    return _formula(logistic_slope, 2)
 
 
 @_vector_code
 def hinge_slopes(typing: Any, y: Any, scores: Any) -> Any:
     """Return d loss / d score of 16 rows."""
-    return _formula(formulas.hinge_slope, 2)
+    return _formula(hinge_slope, 2)
 
 
 @_vector_code
 def huber_slopes(typing: Any, y: Any, scores: Any, threshold: Any) -> Any:
     """Return d loss / d score of 16 rows."""
-    return _formula(formulas.huber_slope, 3)
+    return _formula(huber_slope, 3)
 
 
 @_vector_code
@@ -441,8 +433,8 @@ def store_normals(typing: Any, out: Any, i: Any, state: Any, gamma: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         out, i = list(zip(signature.args, args, strict=True))[:2]
         state, gamma = (Lanes.of_words(builder, word) for word in args[2:])
-        word = formulas.mixed(state + Lanes.places(builder) * gamma)
-        first, second = formulas.two_normals(word)
+        word = mixed(state + Lanes.places(builder) * gamma)
+        first, second = two_normals(word)
         place = _address(context, builder, out, i)
         for part in first.interleaved(second):
             builder.store(part.value, place, align=4)
@@ -457,7 +449,7 @@ def total(typing: Any, run: Any) -> Any:
     """Return the sum of a run."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), _VECTOR])
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), _FLOATS])
         name = f"llvm.vector.reduce.fadd.v{RUN}f32"
         reduce = _declared(builder.module, kind, name)
         zero = ir.Constant(ir.FloatType(), np.float32(0.0))

@@ -15,7 +15,7 @@ from fedbudget.simulation.kernels.arrays import (
     gather,
     undo_batch,
 )
-from fedbudget.simulation.kernels.layouts import DenseRows, OneHotRows, SparseRows
+from fedbudget.simulation.kernels.layouts import RUN, DenseRows, OneHotRows, SparseRows
 from fedbudget.simulation.kernels.one_hot import (
     add_by_code,
     fill_table,
@@ -29,7 +29,6 @@ from fedbudget.simulation.kernels.random import (
     stream,
 )
 from fedbudget.simulation.kernels.simd import (
-    RUN,
     add,
     compiled,
     compiled_inline,
