@@ -30,7 +30,6 @@ _TYPES = {
     list: "a list",
     dict: "a table",
 }
-
 _Checked = ParamSpec("_Checked")
 _Value = TypeVar("_Value")
 

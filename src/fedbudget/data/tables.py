@@ -174,6 +174,15 @@ def from_partitions(
     )
 
 
+def _dealt_out(way: Partition, labels: NDArray[Any], seed: int) -> DeviceIds:
+    try:
+        return way.device_ids(labels, seed=seed)
+    except InvalidInputError as error:
+        if error.argument != "seed":
+            error.argument = "partition"
+        raise
+
+
 def infer_schema(
     source: Any, *, label: str, device: str | None = None, intercept: bool = True
 ) -> Schema:
@@ -283,15 +292,6 @@ def _way(device: str | None, partition: Any) -> Partition:
             argument="partition",
         )
     return way
-
-
-def _dealt_out(way: Partition, labels: NDArray[Any], seed: int) -> DeviceIds:
-    try:
-        return way.device_ids(labels, seed=seed)
-    except InvalidInputError as error:
-        if error.argument != "seed":
-            error.argument = "partition"
-        raise
 
 
 def _texts(schema: Schema | None, device: str | None) -> dict[str, tuple[str, ...]]:

@@ -35,9 +35,9 @@ from fedbudget.planning.spectral import (
 from fedbudget.privacy import accountant_named
 from fedbudget.problem import Counts, Problem
 
-EPSILONS = (0.5, 1, 2, 4, 7, 10)  # to try, where nobody names others
 _RATES = np.geomspace(0.04, 1, 6)  # shares of the largest stable one
 _MOMENTA = np.array([0.0, 0.4, 0.6, 0.75, 0.82, 0.9])
+EPSILONS = (0.5, 1, 2, 4, 7, 10)  # to try, where nobody names others
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

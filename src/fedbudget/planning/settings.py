@@ -19,12 +19,12 @@ from fedbudget.privacy import GDP, Accountant, NoisyGradients
 from fedbudget.privacy.runs import weak_promises
 from fedbudget.problem import Problem
 
-# How to plan, where nobody says otherwise.
-PLANNER, ACCOUNTANT = "joint", "gdp"
-WEIGHTING, TARGET, SAMPLING = "auto", "uniform", "auto"
 # Where a step or a round is free, a search still has to end. Progress and noise depend
 # on learning rate times steps: beyond this many steps nothing more is gained.
 MAX_STEPS = 20_000
+# How to plan, where nobody says otherwise.
+PLANNER, ACCOUNTANT = "joint", "gdp"
+WEIGHTING, TARGET, SAMPLING = "auto", "uniform", "auto"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -120,8 +120,7 @@ def demo(
     """
     from fedbudget.data import load
     from fedbudget.errors import RecordError
-    from fedbudget.fleet.demo import TrialFleet, compare
-    from fedbudget.fleet.trial import Terms
+    from fedbudget.fleet.demo import Terms, TrialFleet, compare
 
     if out is not None and Path(out).exists():
         raise RecordError(f"{out} is already there: choose another folder")
