@@ -43,9 +43,9 @@ def test_a_good_model_is_kept_and_a_bad_one_is_left() -> None:
     loss, theta = data.problem().model, 3 * pooled_model(data)
     good = adapt_all(data, loss, theta)
     bad = adapt_all(data, loss, -10 * theta)
-    assert np.mean([p.kept for p in good]) > 0.2
-    assert max(p.kept for p in bad) < 1e-3
-    assert min(p.alone for p in bad) > 0.9
+    assert np.mean([p.global_weight for p in good]) > 0.2
+    assert max(p.global_weight for p in bad) < 1e-3
+    assert min(p.local_weight for p in bad) > 0.9
     assert bad[0].theta == pytest.approx(bad[0].own, abs=0.1)
 
 
@@ -80,7 +80,8 @@ def test_several_models_at_once_are_adapted_as_each_alone() -> None:
         for ours, expected in zip(together, adapt_all(data, loss, model), strict=True):
             assert (ours.theta == expected.theta).all()
             assert (ours.own == expected.own).all()
-            assert (ours.kept, ours.alone) == (expected.kept, expected.alone)
+            assert ours.global_weight == expected.global_weight
+            assert ours.local_weight == expected.local_weight
 
 
 @pytest.mark.parametrize("classes", [3, None])
