@@ -39,7 +39,7 @@ def report(
     """Write one HTML page about a run: plan, promise, curves, devices, advice."""
     from fedbudget.record import read_run
     from fedbudget.reporting.advice import advice
-    from fedbudget.reporting.comparison import kept_comparison
+    from fedbudget.reporting.comparison import stored_comparison
     from fedbudget.reporting.run_report import report as write_report
 
     with progress("reading the run") as bar:
@@ -50,7 +50,7 @@ def report(
             on_part=lambda name: bar.show(f"measuring: {name}"),
         )
     recorded = read_run(run)
-    found = None if no_compare else kept_comparison(recorded)
+    found = None if no_compare else stored_comparison(recorded)
     told = advice(recorded, found)
     if as_json:
         print_json(
