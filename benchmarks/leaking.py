@@ -30,7 +30,7 @@ from methods import COST, Question
 
 import fedbudget as fb
 from fedbudget.paper.cases import Maker, Point, power_weights
-from fedbudget.paper.planners import assuming
+from fedbudget.paper.planners import with_assumed_smoothness
 from fedbudget.simulation.devices import packed_rows, round_plan
 from fedbudget.simulation.kernels.runs import device_replies
 from fedbudget.simulation.measuring import measure_all
@@ -73,7 +73,7 @@ def tuned_paper(asked: Question, seed: int, settings: Sequence[Setting]) -> Any:
     """
     plans = [
         fb.plan(
-            assuming(asked.problem, rate),
+            with_assumed_smoothness(asked.problem, rate),
             asked.budget,
             PRICES,
             planner="paper",

@@ -20,7 +20,7 @@ import numpy as np
 from tables import header, row, standard_error
 
 import fedbudget as fb
-from fedbudget.paper.cases import Maker, Point, most_rounds
+from fedbudget.paper.cases import Maker, Point, max_rounds
 
 EPSILONS, COSTS = (1, 2, 4, 10), (500, 1000)
 
@@ -57,7 +57,7 @@ class Places(NamedTuple):
         tau, share, rate, momentum, power, drift = (
             values[at] for values, at in zip(FINE.values(), self, strict=True)
         )
-        rounds = max(1, round(share * most_rounds(tau, cost)))
+        rounds = max(1, round(share * max_rounds(tau, cost)))
         return Point(
             epsilon=epsilon,
             tau=tau,
