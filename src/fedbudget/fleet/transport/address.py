@@ -8,6 +8,7 @@ from fedbudget.checks import whole
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.transport.certificates import Identity
 
+HOST = "127.0.0.1"  # where nobody names another one
 TLS_PORT = 8883  # of MQTT over TLS, by IANA
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # [ADDRESS] or NAME, and perhaps :PORT; a name has no letter that URLs have around one.
@@ -24,7 +25,7 @@ class BrokerAddress:
     the next is tried. An IPv6 address with a port has brackets: ``[::1]:8883``.
     """
 
-    host: str = "127.0.0.1"
+    host: str = HOST
     port: int = TLS_PORT  # of hosts that come without one
     identity: Identity | None = None  # none: no TLS, for loopback and tests only
 
