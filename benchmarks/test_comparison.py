@@ -20,49 +20,49 @@ from fedbudget.simulation.kernels.runs import device_replies
 
 def test_every_method_answers_on_the_same_rows() -> None:
     names = [name for name in comparison.METHODS if name != "diffprivlib"]
-    known: comparison.Known = {}
-    comparison.answer(known, "cancer", 10.0, 0, names)
-    assert len(known) == len(names)
-    assert all(value is not None and 0 <= value <= 1 for value in known.values())
-    once = comparison.figures(known, "cancer", 10.0, range(1))
+    results: comparison.Results = {}
+    comparison.answer(results, "cancer", 10.0, 0, names)
+    assert len(results) == len(names)
+    assert all(value is not None and 0 <= value <= 1 for value in results.values())
+    once = comparison.figures(results, "cancer", 10.0, range(1))
     assert list(once) == names
     assert once["centralised"][0] > 0.9
     # Two seeds without spread: ahead means ahead, behind is said.
-    found = {name: values * 2 for name, values in once.items()}
-    shown = "\n".join(comparison.table({"cancer": found}))
-    ours = found["ours"][0]
+    accuracies = {name: values * 2 for name, values in once.items()}
+    shown = "\n".join(comparison.table({"cancer": accuracies}))
+    ours = accuracies["ours"][0]
     assert f"| ours | {100 * ours:.1f} +- 0.0 |" in shown
     for method in comparison.FEDERATED[1:]:
         leaks = " (LEAKS)" if method in comparison.LEAKS else ""
         assert f"| {method}{leaks} |" in shown
         named = f"{method}{leaks} on cancer" in shown
-        assert named == (ours <= found[method][0])
-    found["paper"] = [ours + 0.01] * 2
-    shown = "\n".join(comparison.table({"cancer": found}))
-    told = "- behind paper on cancer: ours less theirs -1.00 [-1.00, -1.00]"
-    assert told in shown
+        assert named == (ours <= accuracies[method][0])
+    accuracies["paper"] = [ours + 0.01] * 2
+    shown = "\n".join(comparison.table({"cancer": accuracies}))
+    line = "- behind paper on cancer: ours less theirs -1.00 [-1.00, -1.00]"
+    assert line in shown
     # Three seeds: 2 +- 1 points are not ahead by Student's t, 2 standard errors are.
-    found = {"paper": [0.8] * 3, "ours": [0.8023, 0.82, 0.8377]}
-    (line,) = [li for li in comparison.table({"x": found}) if li.startswith("- ")]
+    accuracies = {"paper": [0.8] * 3, "ours": [0.8023, 0.82, 0.8377]}
+    (line,) = [li for li in comparison.table({"x": accuracies}) if li.startswith("- ")]
     assert line == "- not ahead of paper on x: ours less theirs +2.00 [-2.40, +6.40]"
 
 
 def test_what_is_known_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    known: comparison.Known = {comparison.key("cancer", 1.0, 0, "alone"): 0.5}
+    results: comparison.Results = {comparison.key("cancer", 1.0, 0, "alone"): 0.5}
     monkeypatch.setattr(comparison, "Question", None)  # would be called
-    comparison.answer(known, "cancer", 4.0, 0, ["alone"])
-    assert comparison.figures(known, "cancer", 4.0, range(1)) == {"alone": [0.5]}
+    comparison.answer(results, "cancer", 4.0, 0, ["alone"])
+    assert comparison.figures(results, "cancer", 4.0, range(1)) == {"alone": [0.5]}
     # A line is of all seeds or missing.
-    assert comparison.figures(known, "cancer", 4.0, range(2)) == {}
+    assert comparison.figures(results, "cancer", 4.0, range(2)) == {}
     with pytest.raises(TypeError):
-        comparison.answer(known, "cancer", 4.0, 0, ["ours"])
+        comparison.answer(results, "cancer", 4.0, 0, ["ours"])
 
 
 def test_noise_of_fedavg_is_that_of_its_budget() -> None:
     def model(epsilon: float, seed: int) -> np.ndarray:
-        asked = Question("cancer", epsilon, 0)
-        asked.seed = seed  # of the noise alone
-        return np.asarray(methods.fedavg(asked))
+        question = Question("cancer", epsilon, 0)
+        question.seed = seed  # of the noise alone
+        return np.asarray(methods.fedavg(question))
 
     quiet = model(1e6, 0)
     spread = np.std([model(1.0, seed) - quiet for seed in range(12)])
@@ -105,7 +105,7 @@ def test_ali_dpfl_keeps_its_budgets_and_its_rule(
     assert leaking.local_iterations(mu=0.1, noise=1.0, **given) == 10
     assert leaking.local_iterations(mu=1e-6, noise=0.0, **given) == 100
     assert leaking.local_iterations(mu=10.0, noise=1e9, **given) == 1
-    asked = Question("cancer", 4.0, 0)
+    question = Question("cancer", 4.0, 0)
     taken = []
     original = device_replies
 
@@ -114,28 +114,28 @@ def test_ali_dpfl_keeps_its_budgets_and_its_rule(
         return original(packed, theta, order, **keys)
 
     monkeypatch.setattr(leaking, "device_replies", spy)
-    leaking.adaptive_run(asked, 0, 90, 16.0)
+    leaking.adaptive_run(question, 0, 90, 16.0)
     taus = [tau for tau, _, _ in taken]
     assert taus[0] == 1 and len(set(taus)) > 1  # recomputed from round to round
     assert sum(taus) <= 90 and sum(100 + tau for tau in taus) <= COST
     assert [first for _, first, _ in taken] == list(np.cumsum([0, *taus])[:-1])
     # The noise is for all 90 steps at once: by hand, 2 G sqrt(90) / (N mu).
     mu = float(GDP.mu_from_epsilon(4.0, 1e-4))
-    by_hand = 2 * 90**0.5 / (asked.data.num_samples * mu)
+    by_hand = 2 * 90**0.5 / (question.data.num_samples * mu)
     assert np.allclose(taken[0][2], by_hand, rtol=1e-6)
 
 
 def test_settings_are_picked_with_noise_that_no_score_has() -> None:
     used: list[int] = []
 
-    def models(asked: Any, seed: int, settings: Any) -> Any:
+    def models(question: Any, seed: int, settings: Any) -> Any:
         used.append(seed)
-        truth = leaking.tuned_sgd(asked, seed, [(16.0, 0.5, 0.5, 9)])[0]
+        truth = leaking.tuned_sgd(question, seed, [(16.0, 0.5, 0.5, 9)])[0]
         return np.array([s * truth for s in settings])
 
     method = leaking.tuned(models, [-1.0, 1.0])  # the first has all signs wrong
-    asked = Question("cancer", 10.0, 3)
-    assert asked.accuracy(method(asked)) > 0.6
+    question = Question("cancer", 10.0, 3)
+    assert question.accuracy(method(question)) > 0.6
     assert used == [leaking.PICKING + split for split in range(leaking.SPLITS)] + [3]
     method(Question("cancer", 10.0, 4))
     assert used[-1] == 4 and len(used) == leaking.SPLITS + 2  # picked once
