@@ -1,4 +1,4 @@
-"""The tables of docs/accuracy.md: the commands run, and can say no."""
+"""The commands behind the tables of docs/accuracy.md run, and report failures."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_every_method_answers_on_the_same_rows() -> None:
     once = comparison.figures(results, "cancer", 10.0, range(1))
     assert list(once) == names
     assert once["centralised"][0] > 0.9
-    # Two seeds without spread: ahead means ahead, behind is said.
+    # Two seeds without spread: every difference is significant.
     accuracies = {name: values * 2 for name, values in once.items()}
     shown = "\n".join(comparison.table({"cancer": accuracies}))
     ours = accuracies["ours"][0]
@@ -88,12 +88,12 @@ def test_a_personal_model_is_held_against_the_better_of_both() -> None:
 
 def test_new_devices_take_no_part_in_training() -> None:
     case = {case.name: case for case, _ in personal.CASES}["breast cancer, Dirichlet 1"]
-    there = personal.accuracies(case, 0, 0)
+    trained = personal.accuracies(case, 0, 0)
     new = personal.accuracies(case, 1, 0)
-    assert there.shape == new.shape == (len(personal.BUDGETS), 3)
-    assert (np.ptp(there[:, 1]), np.ptp(new[:, 1])) == (0, 0)  # alone: no budget
-    assert (there != new).any()
-    assert 50 < there.min() <= there.max() <= 100
+    assert trained.shape == new.shape == (len(personal.BUDGETS), 3)
+    assert (np.ptp(trained[:, 1]), np.ptp(new[:, 1])) == (0, 0)  # local only: no budget
+    assert (trained != new).any()
+    assert 50 < trained.min() <= trained.max() <= 100
 
 
 def test_ali_dpfl_keeps_its_budgets_and_its_rule(
@@ -101,10 +101,10 @@ def test_ali_dpfl_keeps_its_budgets_and_its_rule(
 ) -> None:
     # By hand: 4/0.1^2 + 3 + 2 * 0.2 * 30 * 0.1 + 1 = 405.2; (2 + 2/30) * 2 = 4.1333;
     # sqrt(1 + 98.032) = 9.95.
-    given: dict[str, Any] = {"gamma": 0.2, "horizon": 30, "lipschitz": 1.0}
-    assert leaking.local_iterations(mu=0.1, noise=1.0, **given) == 10
-    assert leaking.local_iterations(mu=1e-6, noise=0.0, **given) == 100
-    assert leaking.local_iterations(mu=10.0, noise=1e9, **given) == 1
+    settings: dict[str, Any] = {"gamma": 0.2, "horizon": 30, "lipschitz": 1.0}
+    assert leaking.local_iterations(mu=0.1, noise=1.0, **settings) == 10
+    assert leaking.local_iterations(mu=1e-6, noise=0.0, **settings) == 100
+    assert leaking.local_iterations(mu=10.0, noise=1e9, **settings) == 1
     question = Question("cancer", 4.0, 0)
     taken = []
     original = device_replies
@@ -142,13 +142,13 @@ def test_settings_are_picked_with_noise_that_no_score_has() -> None:
 
 
 def test_a_search_keeps_picking_and_scoring_apart() -> None:
-    points = {place.point(4, 1000) for place in searching.coarse()}
+    points = {index.point(4, 1000) for index in searching.coarse()}
     assert {p.learning_rate for p in points} == {1, 4, 16, 64}
     assert {p.drift_control for p in points} == {False, True}
     assert all(p.cost <= 1000 for p in points)
-    place = next(searching.coarse())
-    near = list(place.neighbours())
-    assert place in near and len(near) == 1 + len(place)
+    index = next(searching.coarse())
+    near = list(index.neighbours())
+    assert index in near and len(near) == 1 + len(index)
     seeds = {n + s for n in (10_000, 20_000, 30_000) for s in range(100)}
     assert not seeds & {s for split in range(50) for s in searching.scoring(split)}
 
@@ -158,13 +158,13 @@ def test_parts_are_taken_away_from_equal_budgets() -> None:
     budget = fb.Budget(epsilon=4.0, delta=1e-4, cost=1000)
     default = fb.plan(problem, budget, PRICES)
     assert default.momentum > 0 and default.drift_control
-    for name, way in ablation.PARTS.items():
-        plan = way(problem, budget)
+    for name, variant in ablation.PARTS.items():
+        plan = variant(problem, budget)
         plan.check_promise()
         assert plan.epsilon.max() <= 4.0 and plan.cost.max() <= 1000, name
-    plans = {name: way(problem, budget) for name, way in ablation.PARTS.items()}
+    plans = {name: make(problem, budget) for name, make in ablation.PARTS.items()}
     assert plans["no momentum"].momentum == 0 and plans["tau 1"].tau == 1
-    assert not plans["no drift control"].drift_control
+    assert not plans["no drift correction"].drift_control
     assert plans["zcdp"].accountant == "zcdp"
     assert np.ptp(plans["weights uniform"].weights) < 1e-12
     assert plans["batches of 256"].batch_size.max() == 256
