@@ -35,10 +35,10 @@ def plans(problem: fb.Problem, per_sample: float, epsilon: float) -> list[fb.Pla
         communication=20, computation=0, computation_per_sample=per_sample
     )
     budget = fb.Budget(epsilon=epsilon, delta=DELTA, cost=COST)
-    given: dict[str, dict[str, Any]] = {"full": {"batch_size": problem.num_samples}}
+    extra: dict[str, dict[str, Any]] = {"full": {"batch_size": problem.num_samples}}
     return [
         fb.plan(
-            problem, budget, prices, **SAMPLINGS[sampling], **given.get(sampling, {})
+            problem, budget, prices, **SAMPLINGS[sampling], **extra.get(sampling, {})
         )
         for sampling in SAMPLINGS
     ]

@@ -5,7 +5,7 @@ that is scored with the noise by which it was selected looks better than it is.
 
     screening   a coarse grid, on three splits
     finalists   its best points and their neighbours on the fine grid, on six splits
-    last        the best of those, on all splits
+    last        the best finalists, on all splits
 
 A stage selects the points with the highest mean accuracy on validation rows.
 """

@@ -1,7 +1,7 @@
 """Kill processes of a fleet: `python benchmarks/fleet/faults.py [injections]`.
 
 A fleet of four devices, a coordinator and a broker (mosquitto, or the embedded one if
-that is not installed or `--broker amqtt` asks for it), each a process, trains on
+that is not installed or `--broker amqtt` is given), each a process, trains on
 Adult's rows. The default is 200 kills. How they are made, and what must hold
 after them, is in tests/fleet/faults.py, whose short form `make test` runs.
 
