@@ -32,16 +32,16 @@ def main() -> None:
     with ExitStack() as stack:
         trial.start(stack)
         trial.wait(lambda status: None)
-    found, plan = compare(trial), trial.plan()
-    ours, simulated = found["fleet"], found["simulated"]
+    comparison, plan = compare(trial), trial.plan()
+    ours, simulated = comparison["fleet"], comparison["simulated"]
     print(f"devices    {', '.join(trial.names)}")
     print(f"plan       {plan.rounds} rounds of {plan.tau} local steps")
-    for told in trial.final_status()["devices"]:
+    for device in trial.final_status()["devices"]:
         print(
-            f"           {told['name']}: {told['answered']} answers, epsilon "
-            f"{rounded_up(told['epsilon'])}, cost {told['cost']:g}, by its own ledger"
+            f"           {device['name']}: {device['answered']} answers, epsilon "
+            f"{rounded_up(device['epsilon'])}, cost {device['cost']:g} (own ledger)"
         )
-    print(f"round      {found['median_round_seconds']:.1f} s in the middle")
+    print(f"round      {comparison['median_round_seconds']:.1f} s median")
     print(f"accuracy   {ours['accuracy']:.4f} over Flower")
     print(
         f"           {simulated['accuracy']:.4f} +- {simulated['spread']:.4f} "
