@@ -1,4 +1,4 @@
-"""Devices for tests: one on disk that a test controls, and fleets of guards."""
+"""Devices for tests: one on disk, and fleets of guards."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -84,7 +84,7 @@ def write_device(
 
 @dataclass
 class Site:
-    """A device's folder and its running guard."""
+    """A device's folder and its guard."""
 
     folder: Path
     policy: Policy
@@ -110,7 +110,7 @@ class Site:
         return statement.epsilon, statement.cost
 
     def last_answer(self, run: bytes) -> StoredAnswer | None:
-        """Return the stored answer of a run, for drift correction; restart the guard."""
+        """Return the last answer of a run with its drift state; restarts the guard."""
         self.guard.close()
         data = self.policy.data
         accounts = Accounts(
