@@ -27,6 +27,7 @@ from fedbudget.fleet.transport.channel import Channel, Message
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.planning import Plan, plan
+from fedbudget.planning.settings import PLANNER
 from fedbudget.problem import USUAL_DISSIMILARITY, Problem
 
 _log = logging.getLogger(__name__)
@@ -195,7 +196,7 @@ def plan_fleet(
     declarations: Sequence[Declaration],
     *,
     dissimilarity: str | float = USUAL_DISSIMILARITY,
-    planner: str = "joint",
+    planner: str = PLANNER,
 ) -> tuple[Plan, list[Declaration]]:
     """Plan for the devices that can take part together; return the plan and them.
 
