@@ -15,7 +15,7 @@ from fedbudget.record import read_run
 from tests.contract_devices import DATA
 from tests.fleet.flower_trial import FlowerTrial
 
-# Enough for two rounds.
+# The budgets pay for two rounds.
 TERMS = Terms(
     epsilon=50,
     cost=250,
@@ -51,14 +51,14 @@ def test_a_run_config_is_read_like_the_options_of_the_server() -> None:
 
 
 @pytest.mark.parametrize("key", ["dead-line", "signing_key", "broker"])
-def test_a_key_that_a_run_config_does_not_know_is_refused(key: str) -> None:
+def test_an_unknown_key_of_a_run_config_is_refused(key: str) -> None:
     config = {"out": "runs/a", "signing-key": "a.sign", key: "9"}
     with pytest.raises(InvalidInputError, match=f"^{key} in the run .* deadline, "):
         settings_of(config)
 
 
 @pytest.mark.parametrize("key", ["status-port", "devices", "wait", "planner"])
-def test_a_value_of_a_run_config_that_is_wrong_is_refused(key: str) -> None:
+def test_an_invalid_value_of_a_run_config_is_refused(key: str) -> None:
     config = {"out": "runs/a", "signing-key": "a.sign", key: "many"}
     with pytest.raises(InvalidInputError, match=key):
         settings_of(config)
