@@ -1,4 +1,4 @@
-"""Read a file or a frame into columns, by way of a pyarrow table."""
+"""Read a file or a frame into columns, through a pyarrow table."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

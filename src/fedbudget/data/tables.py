@@ -69,7 +69,7 @@ def from_table(
         intercept: Add a constant column. Ignored with a schema, which has its own.
 
     Raises:
-        DataError: The table is invalid; the message names the place and the reason.
+        DataError: The table is invalid; the message names the column and the reason.
         MissingExtraError: pyarrow or scipy is not installed.
 
     >>> schema = Schema.from_dict({
