@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import fedbudget as fb
-from fedbudget.data.dataset import only
+from fedbudget.data.dataset import select_devices
 from fedbudget.fleet.demo import Terms, compare
 from fedbudget.privacy import rounded_up
 
@@ -26,7 +26,7 @@ TERMS = Terms(epsilon=4, cost=1000, communication=100, computation=1)
 
 def main() -> None:
     data = fb.load("adult", split="by-education", seed=0)
-    data = only(data, sorted(np.argsort(data.num_samples)[-4:].tolist()))
+    data = select_devices(data, sorted(np.argsort(data.num_samples)[-4:].tolist()))
     folder = Path(tempfile.mkdtemp(prefix="fedbudget-flower-"))
     trial = FlowerTrial(folder, data, TERMS, deadline=60)
     with ExitStack() as stack:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbudget.data.dataset import only
+from fedbudget.data.dataset import select_devices
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.coordinator.flower import settings_of
 from fedbudget.fleet.demo import Terms
@@ -27,7 +27,7 @@ TERMS = Terms(
 
 def test_a_run_over_flower_is_planned_paid_and_released(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="flwr is not installed: docs/fleet.md says how")
-    trial = FlowerTrial(tmp_path, only(DATA, [0, 1, 2]), TERMS)
+    trial = FlowerTrial(tmp_path, select_devices(DATA, [0, 1, 2]), TERMS)
     with ExitStack() as stack:
         trial.start(stack)
         trial.wait(lambda status: None)
