@@ -169,6 +169,6 @@ def test_a_device_without_a_broker_waits_and_stops_when_told(tmp_path: Path) -> 
     command = [*FEDBUDGET, "device", str(path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert "no connection; trying on" in process.stderr.readline()
+        assert "no connection; trying again" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
