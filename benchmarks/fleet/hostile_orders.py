@@ -150,7 +150,7 @@ class Campaign:
         self._end_of_life()
 
     def _ledger(self) -> tuple[float, float]:
-        spent = self._guard._accounts.spent
+        spent = self._guard._ledger.spent
         return float(spent.cost[0]), float(spent._released.mu_sq[0])
 
     def _compare(

@@ -1,4 +1,4 @@
-"""Devices for tests: one on disk that a test orders about, and fleets of guards."""
+"""Devices for tests: one on disk, and fleets of guards."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather
 from fedbudget.fleet.device.guard import Guard
-from fedbudget.fleet.device.ledger_file import Accounts, StoredAnswer
+from fedbudget.fleet.device.ledger_file import LedgerFile, StoredAnswer
 from fedbudget.fleet.device.policy import Policy, read_policy
 from fedbudget.fleet.device.process import Device
 from fedbudget.fleet.device.statement import read_statement
@@ -84,7 +84,7 @@ def write_device(
 
 @dataclass
 class Site:
-    """A device's folder, and its guard while it is awake."""
+    """A device's folder and its guard."""
 
     folder: Path
     policy: Policy
@@ -110,14 +110,14 @@ class Site:
         return statement.epsilon, statement.cost
 
     def last_answer(self, run: bytes) -> StoredAnswer | None:
-        """Return what is kept of a run for drift control, by a guard started anew."""
+        """Return the last answer of a run with its drift state; restarts the guard."""
         self.guard.close()
         data = self.policy.data
-        accounts = Accounts(
+        ledger = LedgerFile(
             self.policy.ledger, self.policy.budget, lineage=data.lineage
         )
-        answer = accounts.last_answer(run)
-        accounts.close()
+        answer = ledger.last_answer(run)
+        ledger.close()
         self.guard = Guard(self.policy)
         return answer
 

@@ -171,7 +171,7 @@ class SimulatedDevices:
         self._charged.add((self._noise, first_step, self._digest_of(plan)))
         drawn = self._drawn.get(self._noise, 0)
         self._drawn[self._noise] = max(drawn, first_step + plan.tau)
-        return self.ledger.charge(self._charge(plan, first_step), who=asked)
+        return self.ledger.charge(self._charge(plan, first_step), mask=asked)
 
     def _digest_of(self, plan: Plan) -> bytes:
         """Return what tells plans apart; of one plan, it is taken once."""

@@ -13,7 +13,6 @@ from fedbudget.fleet.device import (
     drift,
     exact_steps as steps,
     guard as guard_module,
-    guard as terms,
 )
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "fleet"
@@ -65,8 +64,8 @@ def test_the_campaign_finds_a_guard_that_checks_nothing(
 def test_the_campaign_finds_a_wrong_charge(
     program: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = terms.noise_multiplier
-    monkeypatch.setattr(terms, "noise_multiplier", lambda offer: 2 * half(offer))
+    real = guard_module.noise_multiplier
+    monkeypatch.setattr(guard_module, "noise_multiplier", lambda offer: 2 * real(offer))
     campaign = attacked(program, tmp_path, 300)
     assert any("became" in breach for breach in campaign.breaches)
 
@@ -74,12 +73,12 @@ def test_the_campaign_finds_a_wrong_charge(
 def test_the_campaign_finds_a_shift_that_does_not_follow_from_the_messages(
     program: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = drift.steer
+    real = drift.next_state
 
-    def secret(*given: Any, **named: Any) -> drift.Course:
-        course = real(*given, **named)
-        return replace(course, shift=course.shift + 100.0)
+    def secret(*args: Any, **kwargs: Any) -> drift.DriftState:
+        state = real(*args, **kwargs)
+        return replace(state, shift=state.shift + 100.0)
 
-    monkeypatch.setattr(guard_module, "steer", secret)
+    monkeypatch.setattr(guard_module, "next_state", secret)
     campaign = attacked(program, tmp_path, 1000)
     assert any("their shift lead" in breach for breach in campaign.breaches)
