@@ -154,8 +154,8 @@ def main() -> None:
     print(f"rows      {num_rows} of {DIM} columns, from a CSV file")
     print(f"memory    {used['VmRSS']:.1f} MB RSS after {ROUNDS} rounds over TLS")
     print(f"peak      {used['VmHWM']:.1f} MB RSS, while the file was read")
-    middle = 1000 * statistics.median(seconds)
-    print(f"round     {middle:.0f} ms in the middle, {TAU} steps, charge and answer")
+    median = 1000 * statistics.median(seconds)
+    print(f"round     {median:.0f} ms (median), {TAU} steps, charge and answer")
 
 
 if __name__ == "__main__":

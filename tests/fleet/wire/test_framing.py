@@ -48,7 +48,7 @@ def test_memory_is_bounded() -> None:
     messages = [encode(random.Random(n).randbytes(200_000)) for n in range(50)]
     for message in messages:
         joiner.add("t", split("t", message)[0][1])
-    # Of two, the newest, the beginning is still there.
+    # The first chunks of the two newest messages are still stored.
     newest = [ends(joiner, "t", message) for message in messages[:-3:-1]]
     assert newest == messages[:-3:-1]
     assert ends(joiner, "t", messages[-3]) is None

@@ -1,4 +1,4 @@
-"""Messages: the bytes, what a reader refuses, and how large they are."""
+"""Messages: bytes, refusals, and sizes."""
 
 import math
 from typing import Any

@@ -180,8 +180,8 @@ def _whole_slopes(loss: Loss, scores: Floats, y: Labels, bits: int) -> Floats:
     slopes = np.asarray(loss.slopes(scores, y), dtype=np.float64) * 2.0**bits
     if loss.num_outputs > 1:
         return np.trunc(slopes)  # towards zero: its norm does not grow
-    most = math.floor(loss.lipschitz * 2.0**bits)
-    return np.clip(np.rint(slopes), -most, most)
+    bound = math.floor(loss.lipschitz * 2.0**bits)
+    return np.clip(np.rint(slopes), -bound, bound)
 
 
 def noisy_steps(

@@ -60,7 +60,7 @@ def check_offer(offer: RunOffer, policy: Policy, rows: DeviceRows) -> None:
     limits = policy.orders
     if not limits.joins(offer.name):
         raise _Refusal("policy", "the owner does not join runs of this name")
-    for name, value, most in (
+    for name, value, limit in (
         ("tau", offer.tau, limits.most_tau),
         ("rounds", offer.rounds, limits.most_rounds),
         ("learning_rate", offer.learning_rate, limits.most_learning_rate),
@@ -68,8 +68,8 @@ def check_offer(offer: RunOffer, policy: Policy, rows: DeviceRows) -> None:
         ("num_samples", offer.num_samples, len(rows)),
         ("batch_size", offer.batch_size, offer.num_samples),
     ):
-        if value > most:
-            raise _Refusal("policy", f"{name} {value:g} is above the limit {most:g}")
+        if value > limit:
+            raise _Refusal("policy", f"{name} {value:g} is above the limit {limit:g}")
     shape = (policy.data.loss, rows.num_classes, rows.dim)
     if (offer.loss, offer.num_classes, offer.dim) != shape:
         raise _Refusal("policy", f"loss, num_classes and dim must be {shape}")

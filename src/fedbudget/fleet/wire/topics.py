@@ -1,6 +1,6 @@
 """The topic of each message; the brokers' access rules follow these names.
 
-    topic                     who publishes   who reads      retained
+    topic                     published by    read by        retained
     fedbudget/1/declare/ID    device ID       coordinator    yes
     fedbudget/1/status/ID     device ID       coordinator    yes   online | offline
     fedbudget/1/offer/ID      coordinator     device ID      yes
