@@ -44,6 +44,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks
 
 bench: $(VENV)/.dev
 	@for file in planning prediction kernels fleet/rounds fleet/scale peers/run; do \

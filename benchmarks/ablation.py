@@ -38,7 +38,7 @@ from tables import add_option, difference, header, row, show
 
 import fedbudget as fb
 from fedbudget.paper.results import Estimate, mean_interval
-from fedbudget.planning import joint
+from fedbudget.planning import joint, spectral
 from fedbudget.simulation.dissimilarity import measure_dissimilarity, query_cost
 from fedbudget.training import Order, Replies
 
@@ -54,7 +54,7 @@ def without(**how: Any) -> Plans:
 
 def without_momentum(problem: fb.Problem, budget: fb.Budget) -> fb.Plan:
     """Plan everything else anew: `plan` has no switch for momentum."""
-    every = joint.combinations
+    every = spectral.combinations
 
     def none(pairs: Any, rates: Any, momenta: Any) -> Any:
         del momenta
@@ -105,7 +105,7 @@ def parts(splits: int) -> Iterator[str]:
     memory, verdicts = Memory(), Counter[tuple[str, str]]()
     ways = {"default": without()} | PARTS
     for case in CASES:
-        found: dict[float, list[Any]] = {epsilon: [] for epsilon in EPSILONS}
+        found: dict[int, list[Any]] = {epsilon: [] for epsilon in EPSILONS}
         for seed in range(splits):
             data = case.load(seed)
             for epsilon in EPSILONS:

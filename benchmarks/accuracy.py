@@ -49,7 +49,7 @@ def vehicle(split: str) -> Callable[[int], fb.Dataset]:
 def digits(seed: int) -> fb.Dataset:
     found = load_digits()
     frame = pd.DataFrame(found.data, columns=[f"p{i}" for i in range(64)])
-    features = {name: {"low": 0, "high": 16} for name in frame}  # grey levels
+    features = {name: {"low": 0.0, "high": 16.0} for name in frame}  # grey levels
     return dealt_out(frame, found.target, features, range(10), "dirichlet:8:0.5", seed)
 
 
@@ -155,7 +155,7 @@ def main() -> None:
     add_option(parser)
     asked = parser.parse_args()
     splits = 2 if asked.quick else asked.splits
-    made = {
+    made: dict[str, Callable[[], Iterator[str]]] = {
         "distance": lambda: distances(splits or 20),
         "regret": lambda: regret_table(UNSEEN, planned, splits or 10),
     }

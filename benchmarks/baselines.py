@@ -111,8 +111,8 @@ def jax_rounds(
         replies = jax.vmap(local, in_axes=(None, 0, 0, 0))(theta, keys, x, y)
         return replies.mean(axis=0), None
 
-    @jax.jit
     def run(key: Any) -> Any:
         return jax.lax.scan(one_round, jnp.zeros(dim), jax.random.split(key, rounds))[0]
 
-    return lambda seed: run(jax.random.PRNGKey(seed)).block_until_ready()
+    fast = jax.jit(run)
+    return lambda seed: fast(jax.random.PRNGKey(seed)).block_until_ready()

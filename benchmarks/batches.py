@@ -35,7 +35,7 @@ def plans(problem: fb.Problem, per_sample: float, epsilon: float) -> list[fb.Pla
         communication=20, computation=0, computation_per_sample=per_sample
     )
     budget = fb.Budget(epsilon=epsilon, delta=DELTA, cost=COST)
-    given = {"full": {"batch_size": problem.num_samples}}
+    given: dict[str, dict[str, Any]] = {"full": {"batch_size": problem.num_samples}}
     return [
         fb.plan(problem, budget, prices, **WAYS[way], **given.get(way, {}))
         for way in WAYS

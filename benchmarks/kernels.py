@@ -107,7 +107,8 @@ def seconds(task: Callable[[], Any], repeats: int) -> float:
 def threads(count: int) -> None:
     import numba
 
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    numba.set_num_threads(min(count, most))
 
 
 def peers(work: Workload, repeats: int, names: str = "numpy jax") -> dict[str, float]:

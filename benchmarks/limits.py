@@ -27,7 +27,7 @@ def words(repeats: int, picks: Any) -> None:
 
 
 @njit(fastmath=True)
-def table_reads(repeats: int, table: Any, places: Any) -> float:
+def table_reads(repeats: int, table: Any, places: Any) -> np.float32:
     total = np.float32(0.0)
     for _ in range(repeats):
         for i in range(len(places)):
@@ -43,7 +43,7 @@ def table_adds(repeats: int, table: Any, places: Any) -> None:
 
 
 @njit(fastmath=True)
-def row_reads(x: Any, order: Any) -> float:
+def row_reads(x: Any, order: Any) -> np.float32:
     total = np.float32(0.0)
     for i in range(len(order)):
         for j in range(x.shape[1]):

@@ -111,8 +111,14 @@ def fedavg(asked: Question) -> Any:
 
 
 def one_shot(asked: Question) -> Any:
-    given = {"epsilon": asked.epsilon, "delta": DELTA, "loss": asked.loss}
-    return baselines.one_shot(asked.data, **given, seed=asked.seed).theta
+    found = baselines.one_shot(
+        asked.data,
+        epsilon=asked.epsilon,
+        delta=DELTA,
+        loss=asked.loss,
+        seed=asked.seed,
+    )
+    return found.theta
 
 
 def alone(asked: Question) -> Any:
@@ -120,8 +126,13 @@ def alone(asked: Question) -> Any:
 
 
 def centralised_private(asked: Question) -> Any:
-    given = {"epsilon": asked.epsilon, "delta": DELTA, "loss": asked.loss}
-    found = baselines.centralised_private(asked.data, **given, seeds=[asked.seed])
+    found = baselines.centralised_private(
+        asked.data,
+        epsilon=asked.epsilon,
+        delta=DELTA,
+        loss=asked.loss,
+        seeds=[asked.seed],
+    )
     return found[0].theta
 
 

@@ -20,9 +20,9 @@ FLEET = "plan --samples 1628x16 --dim 102 --loss logistic --epsilon 4 --cost 100
 # Every package of an extra, as it is imported: none is there in the base install.
 ABSENT = (
     *("dp_accounting", "matplotlib", "numba", "pyarrow", "sklearn", "scipy"),
-    *("threadpoolctl", "joblib", "ray", "distributed", "dask", "amqtt", "onnx"),
-    *("mlflow", "tensorboard", "wandb", "flwr", "altair", "streamlit", "pandas"),
-    *("polars", "datasets", "hypothesis"),
+    *("threadpoolctl", "tomlkit", "joblib", "ray", "distributed", "dask", "amqtt"),
+    *("onnx", "mlflow", "tensorboard", "wandb", "flwr", "altair", "streamlit"),
+    *("pandas", "polars", "datasets", "hypothesis"),
 )
 BASE_ONLY = f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r})); {COMMAND}"
 

@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from fedbudget.data.adult import SCHEMA
+from fedbudget.fleet.demo import HeldPort, listens
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import identity_of, make_certificates
 from fedbudget.fleet.transport.mqtt import Connection
-from fedbudget.fleet.trial import HeldPort, listens
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Reply, RoundOrder, RunOffer, theta_to_bytes
 from fedbudget.fleet.wire.signing import Signer

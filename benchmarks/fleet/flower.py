@@ -6,6 +6,7 @@ own, on loopback. The simulation runs the same plan with 20 seeds. Needs the ext
 `flower`, and takes about two minutes.
 """
 
+import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,12 +15,12 @@ import numpy as np
 
 import fedbudget as fb
 from fedbudget.data.dataset import only
-from fedbudget.fleet.demo import compare
-from fedbudget.fleet.flower_trial import FlowerTrial
-from fedbudget.fleet.trial import Terms
+from fedbudget.fleet.demo import Terms, compare
 from fedbudget.privacy import rounded_up
 
-APP = Path(__file__).parents[2] / "deploy" / "flower"
+sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
+from tests.fleet.flower_trial import FlowerTrial
+
 TERMS = Terms(epsilon=4, cost=1000, communication=100, computation=1)
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     data = fb.load("adult", split="by-education", seed=0)
     data = only(data, sorted(np.argsort(data.num_samples)[-4:].tolist()))
     folder = Path(tempfile.mkdtemp(prefix="fedbudget-flower-"))
-    trial = FlowerTrial(folder, data, TERMS, deadline=60, app=APP)
+    trial = FlowerTrial(folder, data, TERMS, deadline=60)
     with ExitStack() as stack:
         trial.start(stack)
         trial.wait(lambda status: None)

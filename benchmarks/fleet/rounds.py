@@ -24,10 +24,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from trials import MosquittoFleet
 
 import fedbudget as fb
-from fedbudget.fleet.trial import Terms
+from fedbudget.fleet.demo import Terms
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
+from tests.fleet.brokers import FLEETS, USUAL
 
 TERMS = Terms(epsilon=4, cost=1000, communication=10, computation=1)
 
@@ -94,8 +96,7 @@ def measure(base: str | None) -> dict[str, str]:
     marks: list[tuple[int, int, int]] = []  # round, and bytes so far
     sizes: list[int] = []
     with tempfile.TemporaryDirectory(prefix="fedbudget-rounds-", dir=base) as folder:
-        fleet = MosquittoFleet(Path(folder), data, TERMS)
-        broker = "mosquitto" if "mosquitto" in fleet.broker.command[0] else "amqtt"
+        fleet = FLEETS[USUAL](Path(folder), data, TERMS)
         relay = Relay(fleet.port)
         watched = int(np.argmax(data.num_samples))
         policy = Path(fleet.devices[watched].arguments[-1])
@@ -120,7 +121,7 @@ def measure(base: str | None) -> dict[str, str]:
     model = plan.model.num_params(plan.dim) * 4  # single precision
     ends = np.percentile(seconds, [5, 95])
     return {
-        "broker": broker,
+        "broker": USUAL,
         "devices": f"{plan.num_devices}",
         "rounds, local steps in each": f"{plan.rounds}, {plan.tau}",
         "one fsync, seconds": f"{sync:.4f}",

@@ -7,6 +7,7 @@ what is measured is the broker, the connections and the coordinator.
 
 import resource
 import selectors
+import ssl
 import sys
 import tempfile
 import threading
@@ -16,12 +17,18 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
-from trials import SHIPPED
 
 import fedbudget as fb
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather
+from fedbudget.fleet.demo import (
+    MOSQUITTO,
+    HeldPort,
+    listens,
+    mosquitto,
+    wait_until,
+)
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import (
     COORDINATOR,
@@ -30,18 +37,14 @@ from fedbudget.fleet.transport.certificates import (
 )
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Connection
-from fedbudget.fleet.trial import (
-    MOSQUITTO,
-    HeldPort,
-    listens,
-    mosquitto,
-    wait_until,
-)
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.training import Order
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
+from tests.fleet.brokers import SHIPPED
 
 DIM, ROUNDS = 102, 5
 
@@ -91,7 +94,9 @@ class Clients:
             connection.keep(topics.declare(name), declaration(name).to_bytes())
             client = connection._client
             client.connect("127.0.0.1", connection.broker.port, keepalive=600)
-            self._selector.register(client.socket(), selectors.EVENT_READ, client)
+            link = client.socket()
+            assert isinstance(link, ssl.SSLSocket)
+            self._selector.register(link, selectors.EVENT_READ, (client, link))
         self._thread.start()
         for connection in self.connections.values():
             if not connection.wait_connected(60):
@@ -105,9 +110,10 @@ class Clients:
     def _drive(self) -> None:
         while not self._stopping.is_set():
             for key, _ in self._selector.select(0.2):
-                key.data.loop_read()
-                while key.fileobj.pending():  # decrypted already: no more events
-                    key.data.loop_read()
+                client, link = key.data
+                client.loop_read()
+                while link.pending():  # decrypted already: no more events
+                    client.loop_read()
             while not self.inbox.empty():
                 self._answer(self.inbox.get())
             for connection in self.connections.values():

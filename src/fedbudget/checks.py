@@ -5,8 +5,9 @@ owners add the exact types, and their own kind of error.
 """
 
 import re
-from collections.abc import Collection, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +30,22 @@ _TYPES = {
     list: "a list",
     dict: "a table",
 }
+_Checked = ParamSpec("_Checked")
+_Value = TypeVar("_Value")
+
+
+def _keeps_the_name(check: Callable[_Checked, _Value]) -> Callable[_Checked, _Value]:
+    """Let the errors of a check keep the argument's name, which comes first."""
+
+    @wraps(check)
+    def checked(*args: _Checked.args, **kwargs: _Checked.kwargs) -> _Value:
+        try:
+            return check(*args, **kwargs)
+        except InvalidInputError as error:
+            error.argument = str(args[0])
+            raise
+
+    return checked
 
 
 def floats(value: ArrayLike) -> Array:
@@ -36,6 +53,7 @@ def floats(value: ArrayLike) -> Array:
     return np.asarray(value, dtype=np.float64)
 
 
+@_keeps_the_name
 def numbers(name: str, value: ArrayLike) -> float | Array:
     """Return a number as a float, and a sequence as a read-only float64 array."""
     try:
@@ -62,6 +80,7 @@ def numbers(name: str, value: ArrayLike) -> float | Array:
     return array
 
 
+@_keeps_the_name
 def within(
     name: str,
     value: ArrayLike,
@@ -90,6 +109,7 @@ def within(
     return checked
 
 
+@_keeps_the_name
 def number(name: str, value: Any, **limits: Any) -> float:
     """Return the value as a float if it is one number inside the limits of `within`."""
     checked = within(name, value, **limits)
@@ -98,6 +118,7 @@ def number(name: str, value: Any, **limits: Any) -> float:
     return checked
 
 
+@_keeps_the_name
 def whole(name: str, value: Any, *, least: int = 1, most: int = 2**53) -> int:
     """Return the value as an int if it is a whole number inside the limits."""
     try:
@@ -119,6 +140,7 @@ def seed_number(value: Any) -> int:
     return whole("seed", value, least=0, most=MAX_SEED)
 
 
+@_keeps_the_name
 def one_of(name: str, value: Any, options: Collection[str]) -> str:
     """Return the value if it is one of the options."""
     if not isinstance(value, str) or value not in options:
@@ -128,6 +150,7 @@ def one_of(name: str, value: Any, options: Collection[str]) -> str:
     return value
 
 
+@_keeps_the_name
 def text(name: str, value: Any) -> str:
     """Return the value if it is a short text on one line."""
     if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
@@ -138,6 +161,7 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+@_keeps_the_name
 def identity(name: str, value: Any) -> str:
     """Return the value if it can name a device: in topics, and in names of files."""
     if not isinstance(value, str) or not _IDENTITY.match(value):
@@ -148,6 +172,7 @@ def identity(name: str, value: Any) -> str:
     return value
 
 
+@_keeps_the_name
 def of_type(name: str, value: Any, *types: type) -> Any:
     """Return the value if it is exactly of one of the types: a truth value is no int.
 
@@ -160,6 +185,7 @@ def of_type(name: str, value: Any, *types: type) -> Any:
     return value
 
 
+@_keeps_the_name
 def per_device(name: str, value: ArrayLike, num_devices: int) -> Array:
     """Return one number per device; a single number stands for all of them."""
     array = floats(value)

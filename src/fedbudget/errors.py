@@ -30,7 +30,18 @@ class FedbudgetError(Exception):
 
 
 class InvalidInputError(FedbudgetError, ValueError):
-    """An argument is outside what the function can honour."""
+    """An argument is outside what the function can honour.
+
+    Attributes:
+        argument: Its name, where one argument is to blame.
+        column: The name of the table's column, where the error is about one.
+    """
+
+    def __init__(
+        self, message: str, *, argument: str | None = None, column: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.argument, self.column = argument, column
 
 
 class DataError(InvalidInputError):

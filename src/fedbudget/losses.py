@@ -279,6 +279,7 @@ def loss_named(name: str, *, num_classes: int | None = None, l2: float = 0.0) ->
         return Softmax(num_classes=2 if num_classes is None else num_classes, l2=l2)
     if num_classes not in (None, 2) and name in ("logistic", "hinge"):
         raise InvalidInputError(
-            f"loss {name!r} is for 2 classes, got {num_classes}: use 'softmax'"
+            f"loss {name!r} is for 2 classes, got {num_classes}: use 'softmax'",
+            argument="loss",
         )
     return LOSSES[name](l2=l2)

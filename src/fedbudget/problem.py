@@ -28,6 +28,7 @@ SOURCES = ("analytic", "assumed", "public sample", "measured privately")
 DISSIMILARITY: Mapping[str, float] = MappingProxyType(
     {"iid": 0.1, "mild": 0.2, "strong": 0.35}
 )
+USUAL_DISSIMILARITY = "mild"  # where nobody says more
 
 # Hinge has no Hessian. Smoothed over a margin of width 1, its curvature is 1, by which
 # the largest step is chosen. But a run meets the kink itself: the trace by which noise
@@ -100,7 +101,7 @@ class Problem:
         loss: str | Loss = "logistic",
         num_classes: int | None = None,
         l2: float = 0.0,
-        dissimilarity: str | float = "mild",
+        dissimilarity: str | float = USUAL_DISSIMILARITY,
         overrides: Mapping[str, Constant] | None = None,
         spent_mu: ArrayLike = 0.0,
         spent_on: Iterable[str] = (),
@@ -280,7 +281,9 @@ def _loss(loss: object, num_classes: int | None, l2: float) -> Loss:
             )
         return loss
     if not isinstance(loss, str):
-        raise InvalidInputError(f"loss must be a name or a Loss, got {loss!r}")
+        raise InvalidInputError(
+            f"loss must be a name or a Loss, got {loss!r}", argument="loss"
+        )
     within("l2", l2, least=0, most=1e6)
     if num_classes is not None:
         num_classes = whole("num_classes", num_classes, least=2, most=_MOST_PARAMS)
@@ -292,7 +295,9 @@ def _dissimilarity(value: object) -> str | float:
         return one_of("dissimilarity", value, tuple(DISSIMILARITY))
     number = np.asarray(within("dissimilarity", value, least=0, most=1e3))  # type: ignore[arg-type]
     if number.ndim > 0:
-        raise InvalidInputError(f"dissimilarity must be one number, got {value}")
+        raise InvalidInputError(
+            f"dissimilarity must be one number, got {value}", argument="dissimilarity"
+        )
     return float(number)
 
 

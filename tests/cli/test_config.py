@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedbudget.cli.config import read_config
+from fedbudget.cli.config import line_of, read_config
 from fedbudget.errors import DataError
 from tests.cli.examples import BUDGET, sensors, write_sensors
 from tests.cli.running import assert_one_line, run
@@ -202,6 +202,74 @@ def test_errors_name_the_key_and_the_line(
     config.write_text(text.replace(old, new))
     result = run(capsys, "plan", "fedbudget.toml")
     assert_one_line(result, code=2, says=says)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('device = "sensor_id"', 'partition = "iid:0"', "data.partition"),
+        ('device = "sensor_id"', 'partition = "iid:400"', "data.partition"),
+        ('missing = "error"', 'missing = "guess"', "data.missing"),
+        ("volts = { low = 0", "volts = { low = 'x'", "features.volts"),
+        ('name = "alarm"', 'name = "alarms"', "label.name"),
+        ("delta = 0.0001", "delta = 2", "budget.delta"),
+        ("cost = 1000.0", "cost = 0", "budget.cost"),
+        ("computation = 1.0", "computation = -1", "prices.computation"),
+        ("per_sample = 0.0", "per_sample = -1", "prices.computation_per_sample"),
+        ('accountant = "gdp"', 'accountant = "magic"', "plan.accountant"),
+        ('weights = "auto"', 'weights = "magic"', "plan.weights"),
+        ('weights = "auto"', 'target = "magic"', "plan.target"),
+        ('weights = "auto"', "batch_size = 0", "plan.batch_size"),
+        ('weights = "auto"', "batch_size = 999", "plan.batch_size"),
+        ('weights = "auto"', 'sampling = "magic"', "plan.sampling"),
+        ('weights = "auto"', "l2 = -1", "plan.l2"),
+        ('weights = "auto"', "dissimilarity = -1", "plan.dissimilarity"),
+        ("# learning_rate = 4.0", "learning_rate = -4.0", "plan.learning_rate"),
+        ("# learning_rate = 4.0", "learning_rate = 900.0", "plan.learning_rate"),
+        ('# loss = "logistic"', 'loss = "huber"', "plan.loss"),
+        ("seed = 0", "participation = 2", "train.participation"),
+    ],
+)
+def test_errors_of_the_library_know_their_key(
+    capsys: pytest.CaptureFixture[str], config: Path, old: str, new: str, says: str
+) -> None:
+    text = config.read_text()
+    assert text.count(old) == 1
+    config.write_text(text.replace(old, new))
+    line = 1 + text[: text.index(old)].count("\n")
+    result = run(capsys, "train", "fedbudget.toml")
+    named = f"error: fedbudget.toml, line {line}, {says}: "
+    assert_one_line(result, code=2, says=(named,))
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "line"),
+    [
+        ("a.b = 1\na.c = 2", ("a", "c"), 2),
+        ("# b\na = { b = 1, c = 2 }\n", ("a", "c"), 2),
+        ("[a]\n'b' = [\n  1,\n]\n\nc = 2\n", ("a", "b"), 2),
+        ("[a]\nb = [\n  1,\n]\n\nc = 2\n", ("a", "c"), 6),
+        ('[a]\nb = """\n[c]\nd = 1\n"""\n[c]\nd = 2\n', ("c", "d"), 7),
+        ("[a.b]\nc = 1\n[a]\nd = 1", ("a", "b"), 1),
+        ("[a]\n", ("a", ""), 1),
+        ("[a]\n", ("a", "b"), None),
+        ("", ("a",), None),
+    ],
+)
+def test_the_line_of_a_key(text: str, keys: tuple[str, ...], line: int | None) -> None:
+    assert line_of(text, keys) == line
+
+
+def test_wrong_values_of_another_spelling_have_their_line(
+    capsys: pytest.CaptureFixture[str], config: Path
+) -> None:
+    text = config.read_text().replace("[budget]", "[old]")
+    start, _, rest = text.partition("[old]")
+    rest = rest[rest.index("[prices]") :]
+    config.write_text(f"budget = {{ epsilon = -4, cost = 9 }}\n{start}{rest}")
+    result = run(capsys, "plan", "fedbudget.toml")
+    assert_one_line(result, code=2, says=("line 1, budget.epsilon: epsilon must be",))
+    assert run(capsys, "plan", "fedbudget.toml", "--epsilon", "4").code == 1
 
 
 def test_a_value_from_the_command_line_is_not_blamed_on_the_file(

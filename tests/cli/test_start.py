@@ -1,5 +1,7 @@
 """Starting and stopping: help, version, imports, pipes, Ctrl-C, colour."""
 
+import dataclasses
+import importlib
 import signal
 import subprocess
 import sys
@@ -12,10 +14,12 @@ import typer
 import fedbudget
 from fedbudget.cli import output
 from fedbudget.cli.app import app
+from fedbudget.fleet.coordinator.process import Settings
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.planning import PLANNERS
 from fedbudget.planning.weights import WEIGHTS
 from fedbudget.privacy import ACCOUNTANTS
-from tests.cli.running import run, run_python
+from tests.cli.running import assert_one_line, run, run_python
 
 HEAVY = {"dp_accounting", "numba", "pandas", "pyarrow", "scipy", "sklearn"}
 COMMAND = "from fedbudget.cli import main; main()"
@@ -68,6 +72,44 @@ def test_every_option_has_help_and_a_default(command: str) -> None:
         assert told or any(
             word in option.help for word in ("Default", "Required", "Leave it out")
         ), option.name
+
+
+def test_the_file_of_a_command_is_the_word_that_is_typed() -> None:
+    for registered in app.registered_commands:
+        command = registered.callback
+        assert command is not None
+        assert command.__module__ == f"fedbudget.cli.commands.{command.__name__}"
+    for group in app.registered_groups:
+        module = importlib.import_module(f"fedbudget.cli.commands.{group.name}")
+        assert getattr(module, str(group.name)) is group.typer_instance
+
+
+NUMBERS = [
+    (name, option.opts[0])
+    for name, command in COMMANDS.items()
+    for option in command.params
+    if isinstance(option.default, int | float)
+    or option.name in ("epsilon", "cost", "dim", "classes", "batch_size", "watts")
+    if not getattr(option, "is_flag", False)
+]
+
+
+@pytest.mark.parametrize(("command", "option"), NUMBERS)
+def test_what_is_no_number_is_shown(
+    capsys: pytest.CaptureFixture[str], command: str, option: str
+) -> None:
+    result = run(capsys, command, option, "four")
+    says = (f"'{option}': 'four' is not a", f": see fedbudget {command} --help\n")
+    assert_one_line(result, code=2, says=says)
+
+
+def test_a_coordinators_defaults_are_those_of_its_settings() -> None:
+    settings = {item.name: item.default for item in dataclasses.fields(Settings)}
+    settings |= {item.name: item.default for item in dataclasses.fields(BrokerAddress)}
+    shown = {option.name: option.default for option in COMMANDS["server"].params}
+    both = (set(settings) & set(shown)) - {"out"}
+    assert {"port", "wait", "deadline", "minimum", "precision", "planner"} <= both
+    assert {name: shown[name] for name in both} == {n: settings[n] for n in both}
 
 
 @pytest.mark.parametrize("command", ["", "train", "ledger show", "fleet demo"])

@@ -1,10 +1,34 @@
-"""Real brokers in processes of their own, for tests."""
+"""Real brokers in processes of their own, for tests and benchmarks."""
 
 from pathlib import Path
 
-from fedbudget.fleet.trial import Child, HeldPort, listens, mosquitto, wait_until
+from fedbudget.fleet.demo import (
+    MOSQUITTO,
+    Child,
+    HeldPort,
+    TrialFleet,
+    listens,
+    mosquitto,
+    wait_until,
+)
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "mosquitto"
+
+
+class MosquittoFleet(TrialFleet):
+    """The processes of a fleet; its broker is mosquitto, which must be installed."""
+
+    def _broker(self) -> Child:
+        return mosquitto(
+            shipped=SHIPPED,
+            certs=self.certs,
+            folder=self.folder / "broker",
+            port=self.port,
+        )
+
+
+FLEETS = {"amqtt": TrialFleet, "mosquitto": MosquittoFleet}
+USUAL = "amqtt" if MOSQUITTO is None else "mosquitto"  # of a benchmark
 
 
 class BrokerProcess:

@@ -1,13 +1,14 @@
 """What the tests of a fleet share."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from fedbudget.fleet.demo import MOSQUITTO
 from fedbudget.fleet.transport.certificates import make_certificates
-from fedbudget.fleet.trial import MOSQUITTO
-from tests.fleet.brokers import BrokerProcess
+from tests.fleet.brokers import FLEETS, BrokerProcess
 
 NAMES = tuple(f"device-{number}" for number in range(16))
 
@@ -20,14 +21,21 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def new_broker(kind: str, certs: Path, folder: Path) -> BrokerProcess:
-    """Return a broker that is not started yet; skip if it is not installed."""
+def need_broker(kind: str) -> None:
+    """Skip if a broker is not installed."""
     if kind == "mosquitto" and MOSQUITTO is None:
         pytest.skip("mosquitto is not installed: apt-get install mosquitto")
+    if kind == "amqtt" and find_spec("amqtt") is None:
+        pytest.skip("amqtt is not installed: pip install 'fedbudget[fleet]'")
+
+
+def new_broker(kind: str, certs: Path, folder: Path) -> BrokerProcess:
+    """Return a broker that is not started yet; skip if it is not installed."""
+    need_broker(kind)
     return BrokerProcess(kind, certs, folder)
 
 
-@pytest.fixture(scope="module", params=["amqtt", "mosquitto"])
+@pytest.fixture(scope="module", params=sorted(FLEETS))
 def broker(
     request: pytest.FixtureRequest,
     certs: Path,

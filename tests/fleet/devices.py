@@ -13,13 +13,13 @@ from fedbudget.data import Dataset
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather
+from fedbudget.fleet.demo import Terms, write_site
 from fedbudget.fleet.device.guard import Guard
 from fedbudget.fleet.device.ledger_file import LedgerFile, StoredAnswer
 from fedbudget.fleet.device.policy import Policy, read_policy
 from fedbudget.fleet.device.process import Device
 from fedbudget.fleet.device.statement import read_statement
 from fedbudget.fleet.transport.channel import Channel
-from fedbudget.fleet.trial import Terms, write_site
 from fedbudget.fleet.wire.messages import RoundOrder, RunOffer
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.training import Devices

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from fedbudget.errors import InvalidInputError, TrainingError
-from fedbudget.fleet.demo import TrialFleet
-from fedbudget.fleet.trial import Child, Terms
+from fedbudget.fleet.demo import Child, Terms, TrialFleet
 from tests.contract_devices import rows_of
 
 TERMS = Terms(epsilon=8, cost=200, communication=4, computation=1)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbudget.fleet.trial import HeldPort
+from fedbudget.fleet.demo import HeldPort
 from tests.documents import run_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "devices.md"

@@ -1,27 +1,27 @@
-"""Real processes, killed at random: the short form of benchmarks/fleet/faults.py."""
+"""Real processes, killed at random: a short campaign; benchmarks/fleet has the long."""
 
-import runpy
 from pathlib import Path
 
 import pytest
 
-from fedbudget.fleet.trial import Terms
+from fedbudget.fleet.demo import Terms
 from tests.contract_devices import rows_of
-
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "fleet"
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(FOLDER))
-    FAULTS = runpy.run_path(str(FOLDER / "faults.py"))
+from tests.fleet.brokers import FLEETS
+from tests.fleet.conftest import need_broker
+from tests.fleet.faults import Report, campaign, judge_accuracy
 
 
-def test_ten_kills_leave_ledgers_and_model_whole(tmp_path: Path) -> None:
-    FAULTS["campaign"].__globals__["MOST_SECONDS"] = 90
-    report = FAULTS["campaign"](
+@pytest.mark.parametrize("broker", sorted(FLEETS))
+def test_ten_kills_leave_ledgers_and_model_whole(tmp_path: Path, broker: str) -> None:
+    need_broker(broker)
+    report = campaign(
         tmp_path,
+        broker=broker,
         injections=10,
         terms=Terms(epsilon=8, cost=200, communication=4, computation=1),
         data=rows_of([300, 300, 300]),
         seed=7,
+        most_seconds=90,
     )
     assert report.broken == []
     assert report.injections >= 10
@@ -29,8 +29,8 @@ def test_ten_kills_leave_ledgers_and_model_whole(tmp_path: Path) -> None:
     assert report.charges >= report.answers > 0
 
 
-def test_the_audit_finds_what_is_broken(tmp_path: Path) -> None:
+def test_the_audit_finds_what_is_broken() -> None:
     # What it says of good files means something only if bad ones do not pass.
-    report = FAULTS["Report"](accuracies=[0.5], simulated=(0.8, 0.01))
-    FAULTS["judge_accuracy"](report)
+    report = Report(accuracies=[0.5], simulated=(0.8, 0.01))
+    judge_accuracy(report)
     assert len(report.broken) == 1

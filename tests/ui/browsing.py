@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fedbudget.fleet.demo import HeldPort
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -26,34 +27,28 @@ _FLAGS = (
 SLOW = 60_000  # milliseconds: a busy machine is no failure
 
 
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def served(runs: Path, *more: str) -> Iterator[str]:
     """Run `fedbudget ui` as a user does; yield its address."""
-    port = free_port()
+    held = HeldPort()
     command = [sys.executable, "-m", "fedbudget", "ui", "--no-browser"]
     log = runs.parent / "ui.log"
     with open(log, "wb") as file:
         process = subprocess.Popen(
-            [*command, "--port", str(port), "--runs", str(runs), *more],
+            [*command, "--port", str(held.number), "--runs", str(runs), *more],
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=runs.parent,
             env=os.environ | {"HOME": str(runs.parent)},  # nobody's own settings
         )
-    address = f"http://127.0.0.1:{port}"
+    address = f"http://127.0.0.1:{held.number}"
     try:
         _wait_for(f"{address}/_stcore/health", process, log)
         yield address
     finally:
         process.terminate()
         process.wait(timeout=30)
+        held.release()
 
 
 def _wait_for(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fedbudget
-from fedbudget.fleet.demo import TrialFleet
-from fedbudget.fleet.trial import Terms
+from fedbudget.fleet.demo import Terms, TrialFleet
 from tests.ui.browsing import SLOW, chromium, served, settle
 
 if TYPE_CHECKING:

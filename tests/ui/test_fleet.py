@@ -9,7 +9,7 @@ import pytest
 
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.coordinator.status import StatusServer
-from fedbudget.fleet.trial import HeldPort
+from fedbudget.fleet.demo import HeldPort
 from fedbudget.ui.fleet import (
     device_rows,
     read_status,

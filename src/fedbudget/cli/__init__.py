@@ -1,13 +1,12 @@
 """The command line: parse, call the library, print, exit code; no arithmetic.
 
-app.py        all commands, each in a module of its own, and what becomes of errors
+app.py        all commands, and what becomes of errors
+commands/     a module for each command: its options and what it calls
 options.py    the options that commands share
 config.py     fedbudget.toml
-asking.py     from options to the arguments of a command
 sources.py    from the data options to rows and a problem
-layout.py     how pages for people look; tables.py, results.py, measured.py and
-              fleet_tables.py fill them
-output.py     JSON, warnings, errors and progress; helping.py: how help shows flags
+views/        the tables that people read
+output.py     JSON, warnings, errors and progress
 """
 
 import sys

@@ -7,16 +7,24 @@ command line as well counts instead. Every error names the key and the line.
 import re
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from fedbudget.data import Schema
-from fedbudget.data.columns import check_name
-from fedbudget.errors import DataError, NotPrivateWarning
+from fedbudget.data.columns import nearest
+from fedbudget.errors import (
+    DataError,
+    InvalidInputError,
+    NotPrivateWarning,
+    needed,
+)
+from fedbudget.files import whole_file
 
 _TEXT, _NUMBER, _WHOLE, _TRUTH = "a text", "a number", "a whole number", "true or false"
 _EITHER = "a text or a number"
@@ -67,17 +75,26 @@ _SECTIONS = (*_KEYS, "label", "features", "devices")
 _OF_A_DEVICE = (*_KEYS["budget"], *_KEYS["prices"])
 _TRAIN_ONLY = ("participation", "personal", "out")
 
-_HEADER = re.compile(r"""^\s*\[\s*("[^"]*"|'[^']*'|[^\[\]]+?)\s*\]\s*(#.*)?$""")
-_ENTRY = re.compile(r"""^\s*("(?:[^"\\]|\\.)*"|'[^']*'|[\w-]+)\s*=""")
+# What errors call an argument (the library's name or the option's), and its key.
+_ARGUMENTS: Mapping[str, tuple[str, str]] = {
+    "data": ("data", "table"),
+    "source": ("data", "table"),
+    "label": ("label", "name"),
+} | {
+    name: (section, key)
+    for section, keys in _KEYS.items()
+    for key, (_, option) in keys.items()
+    for name in (key, option or key)
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Config:
-    """A file that was read: its values, and the line of every key."""
+    """A file that was read: its text and its values."""
 
     path: Path
+    text: str
     values: dict[str, Any]  # section -> key -> value
-    lines: dict[tuple[str, str], int]  # (section, key) -> line; key "": the header
 
     @property
     def table(self) -> str:
@@ -106,18 +123,19 @@ class Config:
     @property
     def options(self) -> dict[str, Any]:
         """The values of the command line's options, by their names."""
-        found = {"label": self.values["label"]["name"], "schema": str(self.path)}
+        options = {"label": self.values["label"]["name"], "schema": str(self.path)}
         for section, keys in _KEYS.items():
             for key, value in self.values.get(section, {}).items():
-                if keys[key][1]:
-                    found[keys[key][1]] = value
-        return found
+                kind, option = keys[key]
+                if option:  # one that takes a text takes a number as its text
+                    options[option] = str(value) if kind == _EITHER else value
+        return options
 
     @property
     def devices(self) -> dict[str, dict[str, float]]:
         """Budgets and prices of single devices, by name; they stand before all."""
-        found: dict[str, dict[str, float]] = self.values.get("devices", {})
-        return found
+        devices: dict[str, dict[str, float]] = self.values.get("devices", {})
+        return devices
 
     def check_devices(self, names: Sequence[str]) -> None:
         """Refuse budgets of a device that is not there."""
@@ -130,37 +148,41 @@ class Config:
                     "correct the name, in quotes",
                 )
 
-    def located(self, error: Exception, told: Mapping[str, Any]) -> Exception:
+    def located(
+        self, error: InvalidInputError, options: Mapping[str, Any]
+    ) -> InvalidInputError:
         """Return the error with the key and the line that it is about.
 
-        Messages begin by naming the thing: the key they name first is the one. A key
-        that the command line overruled (`told` has another value) is not to blame.
+        The error knows its argument or its column. A key that the command line
+        overruled (`options` has another value) is not to blame.
         """
-        message = str(error)
-        places = [(message.find(name), *at) for name, at in self._names()]
-        for section, keys in _KEYS.items():
-            for key, value in self.values.get(section, {}).items():
-                match = re.search(rf"(?<![\w-]){key}(?![\w-])", message)
-                if match and told.get(keys[key][1], value) == value:
-                    places.append((match.start(), section, key))
-        named = sorted(place for place in places if place[0] >= 0)
-        if not named:
+        section, key = self._key_of(error)
+        if key not in self.values.get(section, {}):
             return error
-        _, section, key = named[0]
-        return type(error)(f"{self._at(section, key)}: {message}")
+        option = _KEYS.get(section, {}).get(key, ("", ""))[1]
+        if option and options.get(option) != self.options[option]:
+            return error
+        return type(error)(
+            f"{self._at(section, key)}: {error}",
+            argument=error.argument,
+            column=error.column,
+        )
 
-    def _names(self) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield the table and its columns as messages quote them, and their places."""
-        yield repr(self.table), ("data", "table")
-        yield repr(self.values["label"]["name"]), ("label", "name")
-        yield repr(self.values["data"].get("device")), ("data", "device")
-        for name in self.values["features"]:
-            yield repr(name), ("features", name)
+    def _key_of(self, error: InvalidInputError) -> tuple[str, str]:
+        """Return the section and the key of an error's column or argument."""
+        if error.column is None:
+            return _ARGUMENTS.get(error.argument or "", ("", ""))
+        if error.column == self.values["label"]["name"]:
+            return "label", "name"
+        if error.column == self.values["data"].get("device"):
+            return "data", "device"
+        return "features", error.column
 
     def _at(self, section: str, key: str) -> str:
-        line = self.lines.get((section, key), self.lines.get((section, "")))
-        place = "" if line is None else f", line {line}"
-        return f"{self.path}{place}, {section}.{key}".rstrip(".")
+        """Return file, line and key; the line of the section, if it lacks the key."""
+        line = line_of(self.text, (section, key)) or line_of(self.text, (section,))
+        where = "" if line is None else f", line {line}"
+        return f"{self.path}{where}, {'.'.join(filter(None, (section, key)))}"
 
     def _wrong(self, section: str, key: str, what: str) -> DataError:
         return DataError(f"{self._at(section, key)} {what}")
@@ -197,28 +219,38 @@ def read_config(path: str | Path) -> Config:
             f"config {str(path)!r} is not text in UTF-8: save it as such, or name "
             "another file"
         ) from None
-    config = Config(path=Path(path), values=values, lines=key_lines(text))
+    config = Config(path=Path(path), text=text, values=values)
     _check(config)
     return config
 
 
-def key_lines(text: str) -> dict[tuple[str, str], int]:
-    r"""Return the line of every section and key, counted from 1.
+def line_of(text: str, keys: Sequence[str]) -> int | None:
+    r"""Return the line, counted from 1, on which a key or a section begins.
 
-    >>> key_lines("[budget]\ncost = 5")
-    {('budget', ''): 1, ('budget', 'cost'): 2}
+    The parser itself is asked which lines hold the key, whatever the spelling.
+
+    >>> line_of("[budget]\ncost = 5", ("budget", "cost"))
+    2
     """
-    lines: dict[tuple[str, str], int] = {}
-    section = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := _HEADER.match(line):
-            first, _, rest = header[1].partition(".")
-            first, rest = first.strip().strip("\"'"), rest.strip().strip("\"'")
-            lines.setdefault((first, rest), number)
-            section = f"{first}.{rest}" if rest else first
-        elif entry := _ENTRY.match(line):
-            lines.setdefault((section, entry[1].strip("\"'")), number)
-    return lines
+    lines = text.split("\n")
+
+    def whole_up_to(count: int) -> tuple[int, dict[str, Any]]:
+        while True:  # a cut through a value of several lines: end before it
+            try:
+                return count, tomllib.loads("\n".join(lines[:count]))
+            except tomllib.TOMLDecodeError:
+                count -= 1
+
+    def holds(count: int) -> bool:
+        _, values = whole_up_to(count)
+        for key in filter(None, keys):
+            if not isinstance(values, dict) or key not in values:
+                return False
+            values = values[key]
+        return True
+
+    last = bisect_left(range(len(lines) + 1), True, key=holds)
+    return whole_up_to(last - 1)[0] + 1 if last <= len(lines) else None
 
 
 def options_from(context: typer.Context, value: str | None) -> str | None:
@@ -282,32 +314,54 @@ def _check_known(
     config: Config, place: tuple[str, str], key: str, keys: tuple[str, ...]
 ) -> None:
     """Refuse a key that means nothing here, and say which is near."""
-    try:
-        check_name(keys, key)
-    except DataError as error:
-        hint = str(error).rsplit(": ", 1)[1]
-        named = "" if place[1] == key else f"has the key {key!r}, which "
-        raise config._wrong(
-            *place, f"{named}is not known, use one of {', '.join(keys)}: {hint}"
-        ) from None
+    if key in keys:
+        return
+    named = "" if place[1] == key else f"has the key {key!r}, which "
+    raise config._wrong(
+        *place,
+        f"{named}is not known, use one of {', '.join(keys)}: {nearest(keys, key)}",
+    )
+
+
+def names_the_key(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command's errors say which key of its config is wrong."""
+
+    @wraps(command)
+    def run(**options: Any) -> None:
+        try:
+            command(**options)
+        except InvalidInputError as error:
+            if not str(options["schema"]).endswith(".toml"):
+                raise
+            raise read_config(options["schema"]).located(error, options) from None
+
+    return run
 
 
 def with_prices(text: str, prices: Mapping[str, tuple[float, str]]) -> str:
     r"""Return the file with these prices, each with its comment; all else stays.
 
     >>> with_prices("[prices]\ncommunication = 1  # old", {"communication": (2, "new")})
-    '[prices]\ncommunication = 2  # new\n'
+    '[prices]\ncommunication = 2.0  # new'
     """
-    lines, places = text.splitlines(), key_lines(text)
-    if ("prices", "") not in places:
-        lines += ["", "[prices]"]
-        places[("prices", "")] = len(lines)
-    added = []
+    with needed("writing prices into a config", "tomlkit"):
+        import tomlkit
+        from tomlkit.items import InlineTable
+    document = tomlkit.parse(text)
+    table: Any = document.setdefault("prices", tomlkit.table())
     for key, (value, comment) in prices.items():
-        line = f"{key} = {value:.6g}  # {comment}"
-        if ("prices", key) in places:
-            lines[places["prices", key] - 1] = line
-        else:
-            added.append(line)
-    header = places["prices", ""]
-    return "\n".join([*lines[:header], *added, *lines[header:]]) + "\n"
+        item = tomlkit.item(float(f"{value:.6g}"))
+        if not isinstance(table, InlineTable):  # where a comment would end the table
+            item.comment(comment)
+            item.trivia.comment_ws = "  "
+        table[key] = item
+    return tomlkit.dumps(document)
+
+
+def write_prices(path: str | Path, prices: Mapping[str, tuple[float, str]]) -> None:
+    """Write prices into a config, which keeps its line ends."""
+    text = Path(path).read_bytes().decode("utf-8")
+    line_end = "\r\n" if "\r\n" in text else "\n"
+    changed = with_prices(text.replace("\r\n", "\n"), prices)
+    with whole_file(path) as file:
+        file.write(changed.replace("\n", line_end))

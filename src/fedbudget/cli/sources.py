@@ -10,10 +10,10 @@ import numpy as np
 
 from fedbudget.budget import Budget, Prices
 from fedbudget.cli.config import read_config
-from fedbudget.cli.options import Question, ShapeQuestion
 from fedbudget.data import Dataset, Schema, from_table, load
+from fedbudget.data.partitions import SEED
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
-from fedbudget.problem import Counts, Problem
+from fedbudget.problem import USUAL_DISSIMILARITY, Counts, Problem
 from fedbudget.text import counted
 
 NAMES = ("adult", "vehicle")
@@ -25,6 +25,28 @@ _TABLE = ("label", "device", "schema", "partition", "missing")
 _SHAPE = ("samples", "dim", "classes")
 
 
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The options that say which data to plan for, or only their shape."""
+
+    data: str | None = None  # adult, vehicle, or a table's path
+    split: str | None = None
+    num_devices: int | None = None
+    path: str | None = None
+    label: str | None = None
+    device: str | None = None
+    schema: str | None = None  # a config's own path, where there is one
+    partition: str | None = None
+    missing: str | None = None
+    samples: str | None = None
+    dim: int | None = None
+    classes: int | None = None
+    loss: str | None = None
+    l2: float = 0.0
+    dissimilarity: str | None = None
+    seed: int = SEED
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Source:
     """A problem, and what to call its data and its devices."""
@@ -34,48 +56,49 @@ class Source:
     device_names: tuple[str, ...]
 
 
-def read_source(question: ShapeQuestion) -> Source:
+def read_source(options: DataOptions) -> Source:
     """Return the problem that the options describe, with data or without."""
-    if question.data is None:
-        return _without_data(question)
-    return source_of(read_data(question), question)
+    if options.data is None:
+        return _without_data(options)
+    return source_of(read_data(options), options)
 
 
-def read_data(question: Question) -> Dataset:
+def read_data(options: DataOptions) -> Dataset:
     """Return the rows that the options name."""
-    if question.data is None:
+    if options.data is None:
         raise InvalidInputError(
             "no data to train on: name them (adult, vehicle or a table)"
         )
-    if question.data not in NAMES:
-        return _table(question, question.data)
-    _refuse(question, (*_TABLE, *_SHAPE), question.data)
+    if options.data not in NAMES:
+        return _table(options, options.data)
+    _refuse(options, (*_TABLE, *_SHAPE), options.data)
     return load(
-        question.data,
-        split=question.split,
-        seed=question.seed,
-        path=question.path,
-        num_devices=question.num_devices,
+        options.data,
+        split=options.split,
+        seed=options.seed,
+        path=options.path,
+        num_devices=options.num_devices,
     )
 
 
-def source_of(dataset: Dataset, question: Question) -> Source:
+def source_of(dataset: Dataset, options: DataOptions) -> Source:
     """Return the problem of a data set, as the options want it seen."""
-    dissimilarity = _dissimilarity(question)
+    dissimilarity = _dissimilarity(options)
     problem = dataset.problem(
-        loss=question.loss, l2=question.l2, dissimilarity=dissimilarity
+        loss=options.loss, l2=options.l2, dissimilarity=dissimilarity
     )
     stated = "" if dissimilarity is None else f" (planned for as {dissimilarity})"
     line = f"{dataset}{stated}"
     return Source(line=line, problem=problem, device_names=dataset.device_names)
 
 
-def limits(question: Question, source: Source, budget: Budget) -> tuple[Budget, Prices]:
+def limits(
+    options: DataOptions, source: Source, budget: Budget, prices: Prices
+) -> tuple[Budget, Prices]:
     """Return budgets and prices, one per device where a config sets single ones."""
-    prices = question.prices
-    if not str(question.schema).endswith(".toml"):
+    if not str(options.schema).endswith(".toml"):
         return budget, prices
-    config = read_config(str(question.schema))
+    config = read_config(str(options.schema))
     if not config.devices:
         return budget, prices
     names = source.device_names
@@ -90,15 +113,16 @@ def limits(question: Question, source: Source, budget: Budget) -> tuple[Budget, 
     )
 
 
-def data_options(question: Question) -> dict[str, object]:
+def rows_record(options: DataOptions) -> dict[str, object]:
     """Return the options that decide which rows a device holds, for a record."""
-    names = _BY_NAME if question.data in NAMES else _TABLE
-    options = {name: getattr(question, name) for name in names}
-    if options.get("schema") is not None:  # itself: the file may change later
+    names = _BY_NAME if options.data in NAMES else _TABLE
+    record = {"source": options.data} | {n: getattr(options, n) for n in names}
+    if options.data not in NAMES and options.schema is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotPrivateWarning)  # said already
-            options["schema"] = _schema(options["schema"]).to_dict()
-    return {"source": question.data, **options}
+            # Itself: the file may change later.
+            record["schema"] = _schema(options.schema).to_dict()
+    return record
 
 
 def about(source: Source) -> dict[str, object]:
@@ -135,27 +159,27 @@ def parse_samples(text: str) -> Counts:
     return np.repeat(np.array(sizes, dtype=np.int64), counts)
 
 
-def _without_data(question: ShapeQuestion) -> Source:
-    if question.samples is None:
+def _without_data(options: DataOptions) -> Source:
+    if options.samples is None:
         raise InvalidInputError(
             "nothing to plan for: name the data (adult, vehicle or a table), or "
             "describe it with --samples 1628x16 --dim 102"
         )
-    _refuse(question, (*_BY_NAME, *_TABLE), "--samples")
-    if question.dim is None:
+    _refuse(options, (*_BY_NAME, *_TABLE), "--samples")
+    if options.dim is None:
         raise InvalidInputError(
             "--samples comes without --dim: say how many columns a sample has, such "
             "as --dim 102"
         )
-    usual = "logistic" if question.classes in (None, 2) else "softmax"
-    dissimilarity = _dissimilarity(question)
+    usual = "logistic" if options.classes in (None, 2) else "softmax"
+    dissimilarity = _dissimilarity(options)
     problem = Problem(
-        num_samples=parse_samples(question.samples),
-        dim=question.dim,
-        loss=question.loss or usual,
-        num_classes=question.classes,
-        l2=question.l2,
-        dissimilarity="mild" if dissimilarity is None else dissimilarity,
+        num_samples=parse_samples(options.samples),
+        dim=options.dim,
+        loss=options.loss or usual,
+        num_classes=options.classes,
+        l2=options.l2,
+        dissimilarity=USUAL_DISSIMILARITY if dissimilarity is None else dissimilarity,
     )
     line = (
         f"no data: {counted(problem.num_devices, 'device')}, "
@@ -166,30 +190,32 @@ def _without_data(question: ShapeQuestion) -> Source:
     return Source(line=line, problem=problem, device_names=names)
 
 
-def _table(question: Question, path: str) -> Dataset:
+def _table(options: DataOptions, path: str) -> Dataset:
     if not Path(path).is_file():
         raise DataError(
             f"data {path!r} is not known: name {', '.join(NAMES)}, or a file that is "
-            "there"
+            "there",
+            argument="data",
         )
-    _refuse(question, (*_BY_NAME, *_SHAPE), "a table")
-    if question.label is None:
+    _refuse(options, (*_BY_NAME, *_SHAPE), "a table")
+    if options.label is None:
         raise InvalidInputError(
             f"table {path!r} comes without --label: name the column to predict"
         )
-    if question.device is None and question.partition is None:
+    if options.device is None and options.partition is None:
         raise InvalidInputError(
             f"table {path!r} comes without --device: name the column that says whose "
-            "a row is, or deal the rows out with --partition iid:16"
+            "a row is, or deal the rows out with --partition iid:16",
+            argument="data",
         )
     return from_table(
         path,
-        label=question.label,
-        device=question.device,
-        schema=None if question.schema is None else _schema(question.schema),
-        partition=question.partition,
-        seed=question.seed,
-        missing=question.missing or "error",  # type: ignore[arg-type]  # it checks
+        label=options.label,
+        device=options.device,
+        schema=None if options.schema is None else _schema(options.schema),
+        partition=options.partition,
+        seed=options.seed,
+        missing=options.missing or "error",  # type: ignore[arg-type]  # it checks
     )
 
 
@@ -204,18 +230,18 @@ def _schema(path: str) -> Schema:
         ) from None
 
 
-def _refuse(question: Question, names: tuple[str, ...], source: str) -> None:
+def _refuse(options: DataOptions, names: tuple[str, ...], source: str) -> None:
     """Raise if an option is given that means nothing for this source."""
     for name in names:
-        if getattr(question, name, None) is not None:
+        if getattr(options, name, None) is not None:
             raise InvalidInputError(
-                f"--{name.replace('_', '-')} {getattr(question, name)} does not go "
+                f"--{name.replace('_', '-')} {getattr(options, name)} does not go "
                 f"with {source}: leave one of them out"
             )
 
 
-def _dissimilarity(question: Question) -> str | float | None:
-    text = question.dissimilarity
+def _dissimilarity(options: DataOptions) -> str | float | None:
+    text = options.dissimilarity
     return None if text is None else named_or_number(text)
 
 

@@ -150,12 +150,22 @@ def check_name(names: Mapping[str, Any] | Sequence[str], name: str) -> None:
     """Refuse a name that is not among the columns, and say which are near."""
     if name in names:
         return
+    shown = ", ".join(map(repr, list(names)[:10])) + ", ..." * (len(names) > 10)
+    raise DataError(
+        f"column {name!r} is not in the table, which has {shown}: "
+        f"{nearest(names, name)}",
+        column=name,
+    )
+
+
+def nearest(names: Mapping[str, Any] | Sequence[str], name: str) -> str:
+    """Return a hint for a name that is not among these.
+
+    >>> nearest(["age", "height"], "agee")
+    "did you mean 'age'?"
+    """
     spelt = {known.lower(): known for known in names}
     near = get_close_matches(name.lower(), spelt, n=3, cutoff=0.5)
-    hint = (
-        f"did you mean {' or '.join(repr(spelt[n]) for n in near)}?"
-        if near
-        else "name one of them"
-    )
-    shown = ", ".join(map(repr, list(names)[:10])) + ", ..." * (len(names) > 10)
-    raise DataError(f"column {name!r} is not in the table, which has {shown}: {hint}")
+    if not near:
+        return "name one of them"
+    return f"did you mean {' or '.join(repr(spelt[match]) for match in near)}?"

@@ -264,7 +264,8 @@ def _fitting_loss(loss: str | None, num_classes: int | None) -> str:
     if loss not in fitting:
         raise InvalidInputError(
             f"loss {loss!r} does not fit labels that are {labels}: "
-            f"use {' or '.join(fitting)}"
+            f"use {' or '.join(fitting)}",
+            argument="loss",
         )
     return loss
 

@@ -44,7 +44,8 @@ class Numeric:
             such = f"text, such as {shown(column.values[0])}" if column.values else ""
             raise DataError(
                 f"column {name!r} holds {such or 'no number'}, but the schema says "
-                "Numeric: make the column numeric or describe it as Categorical"
+                "Numeric: make the column numeric or describe it as Categorical",
+                column=name,
             )
         if self.missing is not None:
             column = np.where(np.isnan(column), self.missing, column)
@@ -53,7 +54,8 @@ class Numeric:
             row = int(np.argmax(bad))
             raise DataError(
                 f"column {name!r} holds {column[row]} in row {row} (counted from 0), "
-                "not a finite number: replace it, or drop the row"
+                "not a finite number: replace it, or drop the row",
+                column=name,
             )
         low, width = self.low, self.high - self.low
         share = (np.clip(column, low, self.high) - low) / width
@@ -111,7 +113,8 @@ class Categorical:
             raise DataError(
                 f"column {name!r} holds {held}, which is not one of its "
                 f"{len(self.values)} values: {remedy}, or set other='ignore' or "
-                "missing= there"
+                "missing= there",
+                column=name,
             )
         return codes
 

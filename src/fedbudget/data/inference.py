@@ -57,7 +57,8 @@ def _feature(name: str, column: Column) -> Feature:
         raise DataError(
             f"column {name!r} holds {len(column.values)} distinct texts, such as "
             f"{column.values[0]!r}, and a category may have {MOST_CLASSES}: leave the "
-            "column out, or list its values in a schema"
+            "column out, or list its values in a schema",
+            column=name,
         )
     return Categorical(column.values)
 
@@ -70,16 +71,20 @@ def _bounds(name: str, numbers: Column) -> Numeric:
         row = int(np.argmax(bad))
         raise DataError(
             f"column {name!r} holds {values[row]} in row {row} (counted from 0), not a "
-            "finite number: replace it, or drop the row"
+            "finite number: replace it, or drop the row",
+            column=name,
         )
     held = values[~np.isnan(values)]  # NaN is an empty cell
     if not len(held):
-        raise DataError(f"column {name!r} has no value in any row: leave it out")
+        raise DataError(
+            f"column {name!r} has no value in any row: leave it out", column=name
+        )
     low, high = float(held.min()), float(held.max())
     if high - low == inf:
         raise DataError(
             f"column {name!r} reaches from {low} to {high}, too far to scale: divide "
-            "it by a power of ten"
+            "it by a power of ten",
+            column=name,
         )
     if low == high:  # a constant: any range around it will do
         low, high = low - max(1.0, abs(low)), high + max(1.0, abs(high))
@@ -98,7 +103,9 @@ def _target(label: str, column: Column) -> Feature:
             raise DataError(
                 f"label {label!r} holds numbers up to {largest:g}, and from "
                 f"{LARGEST_EXACT} on a decimal number may stand for several classes: "
-                "make the column text or whole numbers, or list the classes in a schema"
+                "make the column text or whole numbers, or list the classes in a "
+                "schema",
+                column=label,
             )
     else:
         _warn_of_slips(f"label {label!r}", column)
@@ -107,13 +114,15 @@ def _target(label: str, column: Column) -> Feature:
         shown = repr(classes[0]) if classes else "none"
         raise DataError(
             f"label {label!r} has one class, {shown}, and needs at least 2: check the "
-            "column, or list the classes in a schema"
+            "column, or list the classes in a schema",
+            column=label,
         )
     if len(classes) > MOST_CLASSES:
         raise DataError(
             f"label {label!r} has {len(classes)} distinct texts, such as "
             f"{classes[0]!r}, and classification allows {MOST_CLASSES}: choose another "
-            "column, or a numeric one for regression"
+            "column, or a numeric one for regression",
+            column=label,
         )
     return Categorical(classes)
 
@@ -125,7 +134,8 @@ def _check_mixed(name: str, column: Coded) -> None:
         row = _first_row(column, words[0])
         raise DataError(
             f"column {name!r} mixes numbers and text, {words[0]!r} in row {row} "
-            "(counted from 0): make it one of the two, or empty the cell"
+            "(counted from 0): make it one of the two, or empty the cell",
+            column=name,
         )
     _warn_of_slips(f"column {name!r}", column)
 

@@ -21,6 +21,7 @@ from fedbudget.text import counted
 DeviceIds: TypeAlias = NDArray[np.int64]
 Dissimilarity: TypeAlias = Literal["iid", "mild", "strong"]
 
+SEED = 0  # where nobody names another one
 SPELLINGS = "iid:16, size:60,40, dirichlet:16:0.3 or column:NAME"
 
 
@@ -170,7 +171,9 @@ def parse_partition(text: str) -> Partition:
             )
     except ValueError:
         pass  # the one message below covers every way to misspell it
-    raise InvalidInputError(f"partition {text!r} is not known: write {SPELLINGS}")
+    raise InvalidInputError(
+        f"partition {text!r} is not known: write {SPELLINGS}", argument="partition"
+    )
 
 
 def _positive(text: str) -> int:

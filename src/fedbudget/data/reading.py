@@ -46,26 +46,33 @@ def read_table(source: Any, *, text: Mapping[str, Sequence[str]] | None = None) 
     except pa.ArrowException as error:
         detail = "; ".join(" ".join(str(arg).split()) for arg in error.args)
         raise DataError(
-            f"the table mixes types or is damaged ({detail}): give each column one type"
+            f"the table mixes types or is damaged ({detail}): give each column one "
+            "type",
+            argument="source",
         ) from None
     except OSError as error:
         raise DataError(
-            f"file {str(source)!r} cannot be read ({error}): check that it is whole"
+            f"file {str(source)!r} cannot be read ({error}): check that it is whole",
+            argument="source",
         ) from None
     except (TypeError, ValueError):
         raise DataError(
             f"source is a {type(source).__name__}: pass a path ({', '.join(SUFFIXES)}) "
-            "or a pandas, polars or pyarrow frame"
+            "or a pandas, polars or pyarrow frame",
+            argument="source",
         ) from None
     # A pandas index that is no plain range arrives as a column of this name.
     kept = [n for n in table.column_names if not n.startswith("__index_level_")]
     if len(set(kept)) < len(kept):
         twice = next(name for name in kept if kept.count(name) > 1)
-        raise DataError(f"column {twice!r} is there twice: rename one of them")
+        raise DataError(
+            f"column {twice!r} is there twice: rename one of them", column=twice
+        )
     if not table.num_rows or not kept:
         raise DataError(
             f"the table is empty, {table.num_rows} rows and {len(kept)} columns: give "
-            "at least one row"
+            "at least one row",
+            argument="source",
         )
     return table.select(kept)
 
@@ -73,7 +80,9 @@ def read_table(source: Any, *, text: Mapping[str, Sequence[str]] | None = None) 
 def _read_file(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
     """Read a CSV or Parquet file."""
     if not path.is_file():
-        raise DataError(f"file {str(path)!r} is not there: check the path")
+        raise DataError(
+            f"file {str(path)!r} is not there: check the path", argument="source"
+        )
     name = path.name.lower()
     if name.endswith(".parquet"):
         from pyarrow import parquet
@@ -82,10 +91,14 @@ def _read_file(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
     if not name.endswith((".csv", ".csv.gz")):
         raise DataError(
             f"file {str(path)!r} has suffix {path.suffix!r}, which is not known: use "
-            f"{' or '.join(SUFFIXES)}"
+            f"{' or '.join(SUFFIXES)}",
+            argument="source",
         )
     if not path.stat().st_size:
-        raise DataError(f"the table is empty: file {str(path)!r} has no header line")
+        raise DataError(
+            f"the table is empty: file {str(path)!r} has no header line",
+            argument="source",
+        )
     return _read_csv(path, text)
 
 
@@ -148,7 +161,8 @@ def _check_widths(path: Path) -> None:
         raise DataError(
             f"{at} of file {str(path)!r} (the header is row 1) has "
             f"{counted(row.actual_columns, 'cell')}, and the header has "
-            f"{row.expected_columns}: correct it, and quote cells that hold a comma"
+            f"{row.expected_columns}: correct it, and quote cells that hold a comma",
+            argument="source",
         )
 
 
@@ -177,7 +191,8 @@ def read_column(table: Any, name: str) -> Column:
     ):
         raise DataError(
             f"column {name!r} has type {kind}, which is neither number, text nor truth "
-            "value: turn it into one of these, or leave it out"
+            "value: turn it into one of these, or leave it out",
+            column=name,
         )
     numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return np.asarray(numbers, dtype=np.float64)
@@ -196,7 +211,8 @@ def read_categories(table: Any, name: str) -> Coded:
     if pa.types.is_binary(array.type) or pa.types.is_nested(array.type):
         raise DataError(
             f"column {name!r} has type {array.type}, which cannot name a device or a "
-            "category: use text or numbers"
+            "category: use text or numbers",
+            column=name,
         )
     if pa.types.is_floating(array.type):  # in its own width: 0.1 stays 0.1
         return as_coded(array.to_numpy(zero_copy_only=False))

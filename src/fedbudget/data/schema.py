@@ -47,18 +47,21 @@ class Schema:
             raise InvalidInputError("features is empty: describe at least one column")
         if self.label in self.features:
             raise InvalidInputError(
-                f"label {self.label!r} is also a feature: take it out of the features"
+                f"label {self.label!r} is also a feature: take it out of the features",
+                column=self.label,
             )
         if isinstance(self.target, Categorical):
             if len(self.target.values) < 2:
                 raise InvalidInputError(
                     f"label {self.label!r} has one class, {self.target.values[0]!r}: "
-                    "list at least 2"
+                    "list at least 2",
+                    column=self.label,
                 )
             if self.target.other != "error":
                 raise InvalidInputError(
                     f"label {self.label!r} has other={self.target.other!r}, which is "
-                    "for features only: leave it out, and drop rows of no class"
+                    "for features only: leave it out, and drop rows of no class",
+                    column=self.label,
                 )
         names = self.feature_names
         if len(set(names)) < len(names):
@@ -86,12 +89,14 @@ class Schema:
             if not isinstance(kind, Feature):
                 raise InvalidInputError(
                     f"column {name!r} is described by {shown(kind)}: use Numeric(low, "
-                    "high) or Categorical(values)"
+                    "high) or Categorical(values)",
+                    column=name,
                 )
         if not isinstance(self.intercept, bool):
             raise InvalidInputError(
                 f"intercept must be true or false, got {shown(self.intercept)}: use "
-                "true to add a constant column"
+                "true to add a constant column",
+                argument="intercept",
             )
 
     @property
@@ -157,7 +162,8 @@ class Schema:
             raise DataError(
                 f"label {self.label!r} holds {held}, which is not one of its "
                 f"{len(self.target.values)} classes: correct it, drop the row, or add "
-                "the class to the label's values in the schema"
+                "the class to the label's values in the schema",
+                column=self.label,
             )
         return labels
 
@@ -229,9 +235,9 @@ class Schema:
         name = label.pop("name")
         return cls(
             label=name,
-            target=_feature(f"label {name!r}", label),
+            target=_feature("label", name, label),
             features={
-                n: _feature(f"column {n!r}", f) for n, f in plain["features"].items()
+                n: _feature("column", n, f) for n, f in plain["features"].items()
             },
             intercept=plain.get("intercept", True),
         )
@@ -267,13 +273,22 @@ def _plain(kind: Feature) -> dict[str, Any]:
     return plain if kind.missing is None else {**plain, "missing": kind.missing}
 
 
-def _feature(where: str, plain: Any) -> Feature:
-    """Read one feature."""
-    what = f"{where} is not described well"
+def _feature(kind: str, name: str, plain: Any) -> Feature:
+    """Read one feature, or the label."""
+    where = f"{kind} {name!r}"
     listing = isinstance(plain, Mapping) and "values" in plain
     required = ("values",) if listing else ("low", "high")
-    _check_keys(what, plain, required, ("missing", "other")[: 1 + listing])
+    try:
+        _check_keys(
+            f"{where} is not described well",
+            plain,
+            required,
+            ("missing", "other")[: 1 + listing],
+        )
+    except InvalidInputError as error:
+        error.column = name
+        raise
     try:
         return Categorical(**plain) if listing else Numeric(**plain)
     except InvalidInputError as error:
-        raise InvalidInputError(f"{where}: {error}") from None
+        raise InvalidInputError(f"{where}: {error}", column=name) from None

@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbudget.checks import one_of
 from fedbudget.data.columns import Bools, Coded, Column, check_name, keep_rows, missing
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
 from fedbudget.data.inference import MOST_NUMERIC_CLASSES, schema_from_rows
-from fedbudget.data.partitions import SPELLINGS, Partition, parse_partition
+from fedbudget.data.partitions import (
+    SPELLINGS,
+    DeviceIds,
+    Partition,
+    parse_partition,
+)
 from fedbudget.data.reading import (
     read_categories,
     read_column,
@@ -91,7 +97,7 @@ dissimilarity mild
     if owners is not None:
         ids, names = np.asarray(owners.codes), owners.values
     else:
-        ids = way.device_ids(y, seed=seed)
+        ids = _dealt_out(way, y, seed)
         names = tuple(map(str, range(way.num_devices)))
     train, validation, test = split_rows(x, y, ids, num_devices=len(names), seed=seed)
     return Dataset(
@@ -168,6 +174,15 @@ def from_partitions(
     )
 
 
+def _dealt_out(way: Partition, labels: NDArray[Any], seed: int) -> DeviceIds:
+    try:
+        return way.device_ids(labels, seed=seed)
+    except InvalidInputError as error:
+        if error.argument != "seed":
+            error.argument = "partition"
+        raise
+
+
 def infer_schema(
     source: Any, *, label: str, device: str | None = None, intercept: bool = True
 ) -> Schema:
@@ -231,12 +246,14 @@ def _check_names(label: Any, device: Any) -> None:
     """Refuse what cannot name a column."""
     if not isinstance(label, str):
         raise InvalidInputError(
-            f"label must name a column, got {shown(label)}: name the column to predict"
+            f"label must name a column, got {shown(label)}: name the column to predict",
+            argument="label",
         )
     if device is not None and not isinstance(device, str):
         raise InvalidInputError(
             f"device must name a column, got {shown(device)}: name the column that "
-            "says whose each row is"
+            "says whose each row is",
+            argument="device",
         )
 
 
@@ -263,14 +280,16 @@ def _way(device: str | None, partition: Any) -> Partition:
         return Partition(kind="column", column=device)
     if not isinstance(partition, str | Partition):
         raise InvalidInputError(
-            f"partition must be a text, got {shown(partition)}: write {SPELLINGS}"
+            f"partition must be a text, got {shown(partition)}: write {SPELLINGS}",
+            argument="partition",
         )
     way = parse_partition(partition) if isinstance(partition, str) else partition
     if device not in (None, way.column):
         raise InvalidInputError(
             f"device={device!r} and partition {str(way)!r} disagree on whose a row is: "
             "leave out partition to keep the table's devices; or leave out device, and "
-            "that column if it is no feature, to deal the rows out anew"
+            "that column if it is no feature, to deal the rows out anew",
+            argument="partition",
         )
     return way
 
@@ -297,7 +316,8 @@ def _columns(
         check_name(table.column_names, device)
     if device == label:
         raise InvalidInputError(
-            f"label and device are both {label!r}: name two different columns"
+            f"label and device are both {label!r}: name two different columns",
+            argument="device",
         )
     if schema is None:
         names = [name for name in table.column_names if name not in (label, device)]
@@ -307,7 +327,8 @@ def _columns(
     if schema.label != label:
         raise InvalidInputError(
             f"label is {label!r}, but the schema describes {schema.label!r}: make them "
-            "the same"
+            "the same",
+            argument="label",
         )
     return {
         name: read_categories(table, name)
@@ -339,7 +360,8 @@ def _without_gaps(
         raise DataError(
             f"column {name!r} has {count} empty cells, the first in row {row} (counted "
             f"from 0){more}: fill them, drop these rows (missing='drop', --missing "
-            "drop), or say missing= in a schema"
+            "drop), or say missing= in a schema",
+            column=name,
         )
     keep: Bools = ~np.logical_or.reduce(list(gaps.values()))
     if not keep.any():

@@ -14,7 +14,14 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedbudget.budget import DELTA, Budget, Prices
+from fedbudget.budget import (
+    COMMUNICATION_PRICE,
+    COMPUTATION_PRICE,
+    DELTA,
+    FIRST_COST,
+    Budget,
+    Prices,
+)
 from fedbudget.checks import Array, PerDevice, within
 from fedbudget.data import Dataset
 from fedbudget.errors import (
@@ -34,6 +41,8 @@ from fedbudget.estimators.unit_rows import (
 )
 from fedbudget.losses import Labels
 from fedbudget.planning import Plan, plan
+from fedbudget.planning.settings import ACCOUNTANT, PLANNER, TARGET, WEIGHTING
+from fedbudget.problem import USUAL_DISSIMILARITY
 from fedbudget.simulation.devices import SimulatedDevices
 from fedbudget.training import train
 
@@ -45,6 +54,8 @@ _ONE_DEVICE = (
     "search or a cross-validation: enable metadata routing, set_fit_request("
     "groups=True))"
 )
+
+EPSILON = 1.0  # scikit-learn wants a default: a strong promise
 
 
 class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no types
@@ -227,21 +238,21 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
     def __init__(
         self,
         *,
-        epsilon: PerDevice = 1.0,
+        epsilon: PerDevice = EPSILON,
         delta: PerDevice = DELTA,
-        cost: PerDevice = 1000.0,
-        communication_price: PerDevice = 100.0,
-        computation_price: PerDevice = 1.0,
+        cost: PerDevice = FIRST_COST,
+        communication_price: PerDevice = COMMUNICATION_PRICE,
+        computation_price: PerDevice = COMPUTATION_PRICE,
         loss: str | None = None,
         l2: float = 0.0,
         row_norm: float = 1.0,
         fit_intercept: bool = True,
         classes: Sequence[Any] | NDArray[Any] | None = None,
-        dissimilarity: str | float = "mild",
-        planner: str = "joint",
-        accountant: str = "gdp",
-        weights: str = "auto",
-        target: str = "uniform",
+        dissimilarity: str | float = USUAL_DISSIMILARITY,
+        planner: str = PLANNER,
+        accountant: str = ACCOUNTANT,
+        weights: str = WEIGHTING,
+        target: str = TARGET,
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -340,21 +351,21 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: i
     def __init__(
         self,
         *,
-        epsilon: PerDevice = 1.0,
+        epsilon: PerDevice = EPSILON,
         delta: PerDevice = DELTA,
-        cost: PerDevice = 1000.0,
-        communication_price: PerDevice = 100.0,
-        computation_price: PerDevice = 1.0,
+        cost: PerDevice = FIRST_COST,
+        communication_price: PerDevice = COMMUNICATION_PRICE,
+        computation_price: PerDevice = COMPUTATION_PRICE,
         loss: str | None = None,
         l2: float = 0.0,
         row_norm: float = 1.0,
         fit_intercept: bool = True,
         target_range: tuple[float, float] | None = None,
-        dissimilarity: str | float = "mild",
-        planner: str = "joint",
-        accountant: str = "gdp",
-        weights: str = "auto",
-        target: str = "uniform",
+        dissimilarity: str | float = USUAL_DISSIMILARITY,
+        planner: str = PLANNER,
+        accountant: str = ACCOUNTANT,
+        weights: str = WEIGHTING,
+        target: str = TARGET,
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon

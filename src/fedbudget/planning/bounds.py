@@ -173,7 +173,8 @@ def _check_rate(problem: Problem, eta: float) -> None:
     if eta > limit:
         raise InvalidInputError(
             f"learning_rate {eta:g} breaks the step condition of this planner even at "
-            f"tau = 1: take at most {limit:g}, or planner='joint'"
+            f"tau = 1: take at most {limit:g}, or planner='joint'",
+            argument="learning_rate",
         )
 
 

@@ -37,6 +37,7 @@ from fedbudget.problem import Counts, Problem
 
 _RATES = np.geomspace(0.04, 1, 6)  # shares of the largest stable one
 _MOMENTA = np.array([0.0, 0.4, 0.6, 0.75, 0.82, 0.9])
+EPSILONS = (0.5, 1, 2, 4, 7, 10)  # to try, where nobody names others
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,7 +102,7 @@ def frontier(
     problem: Problem,
     prices: Prices,
     *,
-    epsilons: ArrayLike = (0.5, 1, 2, 4, 7, 10),
+    epsilons: ArrayLike = EPSILONS,
     costs: ArrayLike | None = None,
     delta: float = DELTA,
     on_point: Callable[[], None] | None = None,

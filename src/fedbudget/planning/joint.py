@@ -185,7 +185,8 @@ def _score(
         raise InvalidInputError(
             f"with learning_rate {rates.min():.6g} every plan diverges: take at most "
             f"{stable_rate(setting, spectrum):.3g}, or leave it out to have it "
-            "planned"
+            "planned",
+            argument="learning_rate",
         )
     cost = np.mean(setting.prices.communication) * schedule.rounds
     cost = (

@@ -15,6 +15,11 @@ from fedbudget.planning.bounds import choose_bound, choose_paper
 from fedbudget.planning.joint import choose_joint
 from fedbudget.planning.plans import Plan
 from fedbudget.planning.settings import (
+    ACCOUNTANT,
+    PLANNER,
+    SAMPLING,
+    TARGET,
+    WEIGHTING,
     Choice,
     Setting,
     Worth,
@@ -45,14 +50,14 @@ def plan(
     budget: Budget,
     prices: Prices,
     *,
-    planner: str = "joint",
-    accountant: str = "gdp",
-    weights: str = "auto",
-    target: str = "uniform",
+    planner: str = PLANNER,
+    accountant: str = ACCOUNTANT,
+    weights: str = WEIGHTING,
+    target: str = TARGET,
     batch_size: ArrayLike | None = None,
     learning_rate: float | None = None,
     drift_control: bool = True,
-    sampling: str = "auto",
+    sampling: str = SAMPLING,
 ) -> Plan:
     """Return the best plan that both budgets of every device can pay for.
 
@@ -136,12 +141,14 @@ def _is_cyclic(sampling: str, planner: str, accountant: str, prices: Prices) -> 
     if sampling != "auto" and accountant == "pld":
         raise InvalidInputError(
             f"accountant pld is for Poisson-sampled batches, not for {sampling} ones: "
-            "leave out sampling, or take gdp or zcdp"
+            "leave out sampling, or take gdp or zcdp",
+            argument="accountant",
         )
     if sampling == "cyclic" and planner != "joint":
         raise InvalidInputError(
             f"planner {planner!r} knows no cyclic batches, whose noise does not grow "
-            "with every step: take planner 'joint', or sampling 'fixed'"
+            "with every step: take planner 'joint', or sampling 'fixed'",
+            argument="planner",
         )
     if sampling == "auto":
         priced = bool(np.any(floats(prices.computation_per_sample) > 0))

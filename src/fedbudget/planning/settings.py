@@ -22,6 +22,9 @@ from fedbudget.problem import Problem
 # Where a step or a round is free, a search still has to end. Progress and noise depend
 # on learning rate times steps: beyond this many steps nothing more is gained.
 MAX_STEPS = 20_000
+# How to plan, where nobody says otherwise.
+PLANNER, ACCOUNTANT = "joint", "gdp"
+WEIGHTING, TARGET, SAMPLING = "auto", "uniform", "auto"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,8 +36,8 @@ class Setting:
     prices: Prices
     accountant: Accountant
     unit_multiplier: Array  # of one step without sampling: see `unit_multiplier`
-    weights: str = "auto"
-    target: str = "uniform"  # of weights that are planned
+    weights: str = WEIGHTING
+    target: str = TARGET  # of weights that are planned
     sampled_excess: float = 1.0  # noise of sampled steps over its limit for many
     batch_size: NDArray[np.int64] | None = None  # given by the user, or planned
     learning_rate: float | None = None  # given by the user, or planned
@@ -312,7 +315,8 @@ def check_batch_size(problem: Problem, batch_size: object) -> NDArray[np.int64] 
     if len(sizes) not in (1, problem.num_devices):
         raise InvalidInputError(
             f"batch_size has {len(sizes)} values but there are {problem.num_devices} "
-            "devices: give one number, or one per device"
+            "devices: give one number, or one per device",
+            argument="batch_size",
         )
     above = sizes > problem.num_samples
     if above.any() if len(sizes) > 1 else above.all():
@@ -320,7 +324,8 @@ def check_batch_size(problem: Problem, batch_size: object) -> NDArray[np.int64] 
         sizes = np.broadcast_to(sizes, above.shape)
         raise InvalidInputError(
             f"batch_size {sizes[device]:g} of device {device} is above its "
-            f"{problem.num_samples[device]} samples: lower it"
+            f"{problem.num_samples[device]} samples: lower it",
+            argument="batch_size",
         )
     return np.minimum(sizes, problem.num_samples).astype(np.int64)
 

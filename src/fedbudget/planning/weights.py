@@ -57,7 +57,8 @@ def check_target(weights: str, target: str) -> None:
     if weights not in ("auto", target) and target != TARGETS[0]:
         raise InvalidInputError(
             f"weights {weights!r} are their own target, not {target!r}: leave one of "
-            "them out"
+            "them out",
+            argument="weights",
         )
 
 

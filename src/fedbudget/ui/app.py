@@ -8,8 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedbudget.errors import InvalidInputError, MissingExtraError, RecordError
+from fedbudget.fleet.coordinator.defaults import STATUS_PORT
 
-ADDRESS = "127.0.0.1"
+ADDRESS, PORT = "127.0.0.1", 8501
+# Of a coordinator on this machine, for the page Fleet.
+STATUS_URL = f"http://{ADDRESS}:{STATUS_PORT}/status"
 
 # Nothing is counted, fetched, reloaded or advertised; no developer's menu.
 _SETTINGS = {

@@ -6,6 +6,7 @@ import streamlit as st
 from fedbudget.budget import DELTA
 from fedbudget.errors import FedbudgetError
 from fedbudget.planning import Plan
+from fedbudget.problem import USUAL_DISSIMILARITY
 from fedbudget.ui.charts import map_chart
 from fedbudget.ui.loss_map import (
     COSTS,
@@ -112,7 +113,7 @@ def _fleet() -> Fleet:
     dissimilarity = st.segmented_control(
         "How unlike they are",
         ("iid", "mild", "strong"),
-        default="mild",
+        default=USUAL_DISSIMILARITY,
         required=True,
         key="dissimilarity",
         help="iid: their rows could be anybody's. strong: each would learn another "
@@ -124,7 +125,7 @@ def _fleet() -> Fleet:
         samples=int(samples),
         spread=float(spread),
         dim=int(dim),
-        dissimilarity=dissimilarity or "mild",
+        dissimilarity=dissimilarity or USUAL_DISSIMILARITY,
         communication=float(communication),
         computation=float(computation),
     )

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import streamlit as st
 
 from fedbudget.errors import FedbudgetError, InvalidInputError
+from fedbudget.fleet.coordinator.defaults import STATUS_PORT
 from fedbudget.privacy import rounded_up
 from fedbudget.ui.charts import seconds_chart
 
@@ -44,7 +45,7 @@ def _watch(url: str) -> None:
     if status is None:
         st.info(
             f"No coordinator answers at {url}. Start one with `fedbudget server ... "
-            "--status-port 8765`; this page looks again every second."
+            f"--status-port {STATUS_PORT}`; this page looks again every second."
         )
         return
     if "rounds" not in status:
@@ -103,7 +104,7 @@ def read_status(url: str) -> dict[str, Any] | None:
     """
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
         raise InvalidInputError(
-            f"{url!r} is not an address: write http://127.0.0.1:8765/status"
+            f"{url!r} is not an address: write http://127.0.0.1:{STATUS_PORT}/status"
         )
     try:
         with _opener.open(url, timeout=_PATIENCE) as answer:

@@ -6,12 +6,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.budget import DELTA, Budget, Prices
+from fedbudget.budget import (
+    COMMUNICATION_PRICE,
+    COMPUTATION_PRICE,
+    DELTA,
+    Budget,
+    Prices,
+)
 from fedbudget.checks import Array
 from fedbudget.errors import InfeasibleBudgetError
 from fedbudget.planning import Plan, plan
 from fedbudget.planning.frontier import predicted_losses
-from fedbudget.problem import Problem
+from fedbudget.problem import USUAL_DISSIMILARITY, Problem
 
 EPSILONS = (0.25, 16.0)  # the ends of the map, and of the slider
 COSTS = (50.0, 5000.0)
@@ -26,9 +32,9 @@ class Fleet:
     samples: int = 1628  # of the device in the middle
     spread: float = 1.0  # samples of the largest device over those of the smallest
     dim: int = 102
-    dissimilarity: str = "mild"
-    communication: float = 100.0
-    computation: float = 1.0
+    dissimilarity: str = USUAL_DISSIMILARITY
+    communication: float = float(COMMUNICATION_PRICE)
+    computation: float = float(COMPUTATION_PRICE)
 
     @property
     def sizes(self) -> NDArray[np.int64]:

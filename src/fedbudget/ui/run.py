@@ -18,6 +18,13 @@ from pathlib import Path
 
 import streamlit as st
 
+from fedbudget.budget import (
+    COMMUNICATION_PRICE,
+    COMPUTATION_PRICE,
+    FIRST_COST,
+    FIRST_EPSILON,
+)
+from fedbudget.data.partitions import SEED
 from fedbudget.errors import FedbudgetError, InvalidInputError, RecordError
 from fedbudget.privacy import rounded_up
 from fedbudget.record import RecordedRun, largest
@@ -238,13 +245,14 @@ def _number_fields() -> tuple[dict[str, float], str]:
     most = 1e9
     # A pair of columns for each row: on a telephone they stand in this order.
     first, second = st.columns(2)
-    epsilon = first.number_input("Epsilon", 0.01, 1000.0, 4.0)
-    cost = second.number_input("Cost", 0.01, most, 1000.0)
+    epsilon = first.number_input("Epsilon", 0.01, 1000.0, FIRST_EPSILON)
+    cost = second.number_input("Cost", 0.01, most, FIRST_COST)
     first, second = st.columns(2)
-    communication = first.number_input("Price of a round", 0.0, most, 100.0)
-    computation = second.number_input("Price of a step", 0.0, most, 1.0)
+    round_price, step_price = float(COMMUNICATION_PRICE), float(COMPUTATION_PRICE)
+    communication = first.number_input("Price of a round", 0.0, most, round_price)
+    computation = second.number_input("Price of a step", 0.0, most, step_price)
     first, second = st.columns(2)
-    seed = first.number_input("Seed", 0, 2**31, 0)
+    seed = first.number_input("Seed", 0, 2**31, SEED)
     name = second.text_input("Name", placeholder="run-1")
     numbers = {
         "--epsilon": epsilon,

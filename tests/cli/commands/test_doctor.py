@@ -36,7 +36,7 @@ def test_states(needed: str, version: str | None, state: str) -> None:
 
 def test_packages_are_those_of_the_install(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [
-        "numpy>=1.26",
+        "numpy!=2.0.*,>=1.26",
         "nowhere-to-be-found>=2; extra == 'lab'",
         "pytest>=8; extra == 'dev'",
         "mkdocs-material>=9; extra == 'docs'",
@@ -46,6 +46,7 @@ def test_packages_are_those_of_the_install(monkeypatch: pytest.MonkeyPatch) -> N
     found = {package.name: package for package in packages()}
     assert set(found) == {"numpy", "nowhere-to-be-found"}
     assert found["numpy"].version == metadata.version("numpy")
+    assert found["numpy"].needed == "1.26"
     assert found["nowhere-to-be-found"].state == "missing"
 
 

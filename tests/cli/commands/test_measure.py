@@ -64,6 +64,64 @@ def test_prices_are_written_into_the_config(
     assert run(capsys, "plan", "fedbudget.toml", "--cost", "1").code == 0
 
 
+TABLE = """\
+[prices]  # in joules
+communication = 100.0  # a round
+computation = 1.0
+# the last one
+computation_per_sample = 0.5
+"""
+SPELLINGS = {
+    "table": TABLE,
+    "carriage returns": TABLE.replace("\n", "\r\n"),
+    "white space": "  [ prices ]\n\tcommunication   =1e2   # a round\n\n",
+    "quoted": '["prices"]\n\'communication\' = 1_00.0\n"computation" = 1\n',
+    "empty table": "[prices]\n",
+    "missing": "",
+    "dotted": "prices.communication = 100\nprices . 'computation' = 1  # a step\n",
+    "one dotted": "prices.computation = 1\n",
+    "inline": "prices = { communication = 100.0, computation = 1 }  # both\n",
+    "inline empty": "prices = {}\n",
+}
+
+
+@pytest.mark.parametrize("prices", SPELLINGS.values(), ids=SPELLINGS)
+def test_prices_are_written_into_any_spelling(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prices: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sensors(tmp_path)
+    run(capsys, "init", "sensors.csv", "--label", "alarm", "--device", "sensor_id")
+    path = tmp_path / "fedbudget.toml"
+    first, _, rest = path.read_text().partition("[prices]")
+    rest = rest[rest.index("# A device may set its own") :]
+    text = rest + first if prices.lstrip().startswith("[") else first + rest
+    before = prices + text.replace("\n", "\r\n" if "\r" in prices else "\n")
+    path.write_bytes(before.encode())
+    result = run(
+        capsys, "measure", "fedbudget.toml", "--write", *QUICK, "--watts", "4", "--json"
+    )
+    measured = json.loads(result.out)
+    after = path.read_bytes().decode()
+    names = ("communication", "computation")
+    written = {name: float(f"{measured[name]:.6g}") for name in names}
+    expected = tomllib.loads(before) | {"prices": written}
+    expected["prices"]["computation_per_sample"] = 0.0
+    assert tomllib.loads(after) == expected
+    kept = [line for line in before.splitlines() if line.lstrip().startswith("#")]
+    assert [line for line in after.splitlines() if line in kept] == kept
+    assert ("\n" in after.replace("\r\n", "")) == ("\r" not in before)
+    planned = run(capsys, "plan", "fedbudget.toml", "--cost", "1", "--json")
+    plan = json.loads(planned.out)
+    cost = plan["rounds"] * (
+        written["communication"] + plan["tau"] * written["computation"]
+    )
+    assert max(plan["cost"]) == pytest.approx(cost)
+
+
 KINDS = "id,volts,kind\n" + "".join(
     f"s{row % 3},{row % 5},{'abc'[row % 7 % 3]}\n" for row in range(120)
 )

@@ -9,13 +9,12 @@ import pytest
 from fedbudget.data.dataset import only
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.coordinator.flower import settings_of
+from fedbudget.fleet.demo import Terms
 from fedbudget.fleet.device.statement import read_statement
-from fedbudget.fleet.flower_trial import FlowerTrial
-from fedbudget.fleet.trial import Terms
 from fedbudget.record import read_run
 from tests.contract_devices import DATA
+from tests.fleet.flower_trial import FlowerTrial
 
-APP = Path(__file__).parents[2] / "deploy" / "flower"
 # Enough for two rounds.
 TERMS = Terms(
     epsilon=50,
@@ -28,7 +27,7 @@ TERMS = Terms(
 
 def test_a_run_over_flower_is_planned_paid_and_released(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="flwr is not installed: docs/fleet.md says how")
-    trial = FlowerTrial(tmp_path, only(DATA, [0, 1, 2]), TERMS, app=APP)
+    trial = FlowerTrial(tmp_path, only(DATA, [0, 1, 2]), TERMS)
     with ExitStack() as stack:
         trial.start(stack)
         trial.wait(lambda status: None)

@@ -11,9 +11,9 @@ import fedbudget as fb
 from fedbudget.fleet.coordinator import process as server
 from fedbudget.fleet.coordinator.process import Settings, run_server
 from fedbudget.fleet.coordinator.roster import alike, plan_fleet
+from fedbudget.fleet.demo import HeldPort
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.channel import Message
-from fedbudget.fleet.trial import HeldPort
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.ui.fleet import read_status, round_rows

@@ -1,8 +1,6 @@
 """A hostile coordinator: a short campaign; benchmarks/fleet has the long one."""
 
 import random
-import runpy
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,27 +12,17 @@ from fedbudget.fleet.device import (
     exact_steps as steps,
     guard as guard_module,
 )
-
-FOLDER = Path(__file__).parents[3] / "benchmarks" / "fleet"
-
-
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.delitem(sys.modules, "hostile_coordinator", raising=False)
-    return runpy.run_path(str(FOLDER / "hostile_orders.py"))
+from tests.fleet.device.hostile_orders import Campaign
 
 
-def attacked(program: dict[str, Any], folder: Path, orders: int) -> Any:
-    campaign = program["Campaign"](folder, random.Random(orders))
+def attacked(folder: Path, orders: int) -> Campaign:
+    campaign = Campaign(folder, random.Random(orders))
     campaign.run(orders, lambda number: None)
     return campaign
 
 
-def test_no_order_is_charged_wrongly_or_crashes_the_guard(
-    program: dict[str, Any], tmp_path: Path
-) -> None:
-    campaign = attacked(program, tmp_path, 2000)
+def test_no_order_is_charged_wrongly_or_crashes_the_guard(tmp_path: Path) -> None:
+    campaign = attacked(tmp_path, 2000)
     assert campaign.breaches == []
     assert campaign.fresh > 10 and campaign.charged >= campaign.fresh
     assert len(campaign.mischief) == 10
@@ -42,36 +30,36 @@ def test_no_order_is_charged_wrongly_or_crashes_the_guard(
 
 
 def test_the_campaign_finds_a_guard_that_adds_no_noise(
-    program: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = steps.noisy_steps
     quiet = {"noise_std": 1e-9}
     monkeypatch.setattr(
         guard_module, "noisy_steps", lambda *a, **b: real(*a, **(b | quiet))
     )
-    campaign = attacked(program, tmp_path, 1000)
+    campaign = attacked(tmp_path, 1000)
     assert any("has no noise" in breach for breach in campaign.breaches)
 
 
 def test_the_campaign_finds_a_guard_that_checks_nothing(
-    program: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard_module, "check_offer", lambda *_: None)
-    campaign = attacked(program, tmp_path, 300)
+    campaign = attacked(tmp_path, 300)
     assert any("outside the policy" in breach for breach in campaign.breaches)
 
 
 def test_the_campaign_finds_a_wrong_charge(
-    program: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = guard_module.noise_multiplier
     monkeypatch.setattr(guard_module, "noise_multiplier", lambda offer: 2 * real(offer))
-    campaign = attacked(program, tmp_path, 300)
+    campaign = attacked(tmp_path, 300)
     assert any("became" in breach for breach in campaign.breaches)
 
 
 def test_the_campaign_finds_a_shift_that_does_not_follow_from_the_messages(
-    program: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = drift.next_state
 
@@ -80,5 +68,5 @@ def test_the_campaign_finds_a_shift_that_does_not_follow_from_the_messages(
         return replace(state, shift=state.shift + 100.0)
 
     monkeypatch.setattr(guard_module, "next_state", secret)
-    campaign = attacked(program, tmp_path, 1000)
+    campaign = attacked(tmp_path, 1000)
     assert any("their shift lead" in breach for breach in campaign.breaches)

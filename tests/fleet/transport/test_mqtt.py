@@ -1,10 +1,10 @@
 """Connections: the nodes of a cluster, and which messages are received."""
 
+from fedbudget.fleet.demo import HeldPort
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import identity_of
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Connection
-from fedbudget.fleet.trial import HeldPort
 from tests.fleet.brokers import BrokerProcess
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fedbudget.fleet.demo import HeldPort
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import (
     COORDINATOR,
@@ -19,7 +20,6 @@ from fedbudget.fleet.transport.certificates import (
     make_certificates,
 )
 from fedbudget.fleet.transport.mqtt import Connection
-from fedbudget.fleet.trial import free_port
 from fedbudget.fleet.wire import topics
 from tests.fleet.transport.test_brokers import RUN, payloads, received
 
@@ -38,11 +38,22 @@ pytestmark = [
 ]
 
 
+def held_ports() -> list[HeldPort]:
+    """Return three ports that follow each other."""
+    while True:
+        first = HeldPort()
+        try:
+            return [first, *(HeldPort(first.number + more) for more in (1, 2))]
+        except (OSError, OverflowError):  # somebody else's, or beyond the last one
+            continue
+
+
 class Cluster:
     """Three nodes, on three consecutive ports."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.certs, self.port = folder, folder / "certs", free_port()
+        self.folder, self.certs, self._held = folder, folder / "certs", held_ports()
+        self.port = self._held[0].number
         make_certificates(self.certs, ["device-0", "device-1"])
 
     def do(self, action: str, *arguments: str) -> None:

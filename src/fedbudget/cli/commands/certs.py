@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from fedbudget.checks import whole
-from fedbudget.cli.options import AsJson
+from fedbudget.cli.options import AsJson, parse_whole
 from fedbudget.cli.output import print_json
 
 
@@ -29,7 +29,10 @@ def certs(
     hosts: Annotated[
         str, typer.Option(help="Names and addresses of the broker's machine.")
     ] = "localhost,127.0.0.1",
-    days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
+    days: Annotated[
+        int,
+        typer.Option(parser=parse_whole, help="How long certificates are valid."),
+    ] = 365,
     as_json: AsJson = False,
 ) -> None:
     """Make an authority, certificates and signing keys for a test fleet."""

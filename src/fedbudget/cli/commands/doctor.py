@@ -18,7 +18,7 @@ from fedbudget.cli.output import print_json
 USES = {
     "": "plan and frontier with --samples; measure; device, server, ledger, certs",
     "lab": "adult and tables: init, plan, frontier, train, sweep, report, paper; "
-    "estimators",
+    "measure with a config; estimators",
     "ray": "sweep --backend ray",
     "dask": "sweep --backend dask",
     "fleet": "a broker inside Python, for fleet demo",
@@ -29,7 +29,8 @@ USES = {
 }
 _ANY_WILL_DO = ("track",)
 _NOT_FOR_USERS = ("all", "dev", "docs")
-_REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:>=([0-9.]+))?")
+_NAME = re.compile(r"^[A-Za-z0-9._-]+")
+_LEAST = re.compile(r">=([0-9.]+)")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 
 
@@ -113,15 +114,16 @@ def packages() -> Iterator[Package]:
     except metadata.PackageNotFoundError:  # a source tree on the path
         return
     for line in required:
-        match, extra = _REQUIREMENT.match(line), _EXTRA.search(line)
+        package, extra = _NAME.match(line), _EXTRA.search(line)
+        least = _LEAST.search(line.partition(";")[0])
         name = "" if extra is None else extra[1]
-        if match is None or name in _NOT_FOR_USERS or match[1] == "fedbudget":
+        if package is None or name in _NOT_FOR_USERS or package[0] == "fedbudget":
             continue
         yield Package(
-            name=match[1],
+            name=package[0],
             extra=name,
-            needed=match[2] or "",
-            version=_installed(match[1]),
+            needed="" if least is None else least[1],
+            version=_installed(package[0]),
         )
 
 

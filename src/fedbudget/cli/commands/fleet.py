@@ -7,8 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbudget.cli.options import BUDGETS, OUTPUT, AsJson, PlainCommand, PlainGroup
+from fedbudget.budget import (
+    COMMUNICATION_PRICE,
+    COMPUTATION_PRICE,
+    DELTA,
+    FIRST_COST,
+    FIRST_EPSILON,
+)
+from fedbudget.cli.options import (
+    BUDGETS,
+    OUTPUT,
+    AsJson,
+    PlainCommand,
+    PlainGroup,
+    parse_number,
+    parse_whole,
+)
 from fedbudget.cli.output import print_json, progress
+from fedbudget.data.partitions import SEED
+from fedbudget.fleet.transport.address import HOST, TLS_PORT
 
 if TYPE_CHECKING:
     from fedbudget.fleet.demo import TrialFleet
@@ -32,10 +49,11 @@ def broker(
             show_default=False,
         ),
     ],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = HOST,
     port: Annotated[
-        int, typer.Option(help="Port to listen on; 0 takes a free one.")
-    ] = 8883,
+        int,
+        typer.Option(parser=parse_whole, help="Port to listen on; 0 takes a free one."),
+    ] = TLS_PORT,
 ) -> None:
     """Run an MQTT broker for a trial: mutual TLS, and rules for who says what.
 
@@ -58,24 +76,31 @@ def demo(
     epsilon: Annotated[
         float,
         typer.Option(
-            help="Privacy each device may lose, no unit.", rich_help_panel=BUDGETS
+            parser=parse_number,
+            help="Privacy each device may lose, no unit.",
+            rich_help_panel=BUDGETS,
         ),
-    ] = 4.0,
+    ] = FIRST_EPSILON,
     delta: Annotated[
         float,
         typer.Option(
+            parser=parse_number,
             help="The delta of (epsilon, delta), a probability.",
             rich_help_panel=BUDGETS,
         ),
-    ] = 1e-4,
+    ] = DELTA,
     cost: Annotated[
         float,
         typer.Option(
-            help="What each device may spend; a round costs 100, a step 1.",
+            parser=parse_number,
+            help=f"What each device may spend; a round costs {COMMUNICATION_PRICE}, "
+            f"a step {COMPUTATION_PRICE}.",
             rich_help_panel=BUDGETS,
         ),
-    ] = 1000.0,
-    seed: Annotated[int, typer.Option(help="Of the split of the rows.")] = 0,
+    ] = FIRST_COST,
+    seed: Annotated[
+        int, typer.Option(parser=parse_whole, help="Of the split of the rows.")
+    ] = SEED,
     out: Annotated[
         str | None,
         typer.Option(
@@ -95,14 +120,11 @@ def demo(
     """
     from fedbudget.data import load
     from fedbudget.errors import RecordError
-    from fedbudget.fleet.demo import TrialFleet, compare
-    from fedbudget.fleet.trial import Terms
+    from fedbudget.fleet.demo import Terms, TrialFleet, compare
 
     if out is not None and Path(out).exists():
         raise RecordError(f"{out} is already there: choose another folder")
-    terms = Terms(
-        epsilon=epsilon, delta=delta, cost=cost, communication=100, computation=1
-    )
+    terms = Terms(epsilon=epsilon, delta=delta, cost=cost)
     folder = Path(out or tempfile.mkdtemp(prefix="fedbudget-fleet-"))
     with ExitStack() as stack:
         with progress("starting a broker, a coordinator and 16 devices", counter=""):

@@ -1,8 +1,6 @@
 """`fedbudget init`: a first `fedbudget.toml` for a table, to be edited."""
 
-import json
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from math import floor, log10
@@ -11,18 +9,25 @@ from typing import Annotated
 
 import typer
 
+from fedbudget.budget import (
+    COMMUNICATION_PRICE,
+    COMPUTATION_PRICE,
+    DELTA,
+    FIRST_COST,
+    FIRST_EPSILON,
+)
 from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import print_json, progress
 from fedbudget.data import Categorical, Numeric
 from fedbudget.data.features import Feature
-from fedbudget.data.partitions import parse_partition
+from fedbudget.data.partitions import SEED, parse_partition
 from fedbudget.data.tables import Draft, draft
-from fedbudget.errors import InvalidInputError, NotPrivateWarning, RecordError
+from fedbudget.errors import InvalidInputError, NotPrivateWarning, RecordError, needed
 from fedbudget.files import whole_file
+from fedbudget.planning.settings import ACCOUNTANT, PLANNER, WEIGHTING
 from fedbudget.text import counted
 
 _MARK = "read from the rows: replace by what is publicly known"
-_LARGEST_DELTA = 1e-4
 
 
 def init(
@@ -165,17 +170,19 @@ def _lines(
 
 
 def _budgets(found: Draft) -> Iterator[str]:
-    delta = _LARGEST_DELTA
+    delta = DELTA
     if delta * found.most_rows >= 1:
         delta = 10.0 ** (floor(-log10(found.most_rows)) - 1)
     yield "[budget]  # of every device, for the whole run"
-    yield "epsilon = 4.0  # privacy it may lose; 1 to 10 are usual, less is safer"
+    epsilon, less = FIRST_EPSILON, "1 to 10 are usual, less is safer"
+    yield f"epsilon = {epsilon}  # privacy it may lose; {less}"
     yield f"delta = {delta:g}  # less than one over a device's {found.most_rows} rows"
-    yield "cost = 1000.0  # what it may spend, in the unit of the prices"
+    yield f"cost = {FIRST_COST}  # what it may spend, in the unit of the prices"
     yield ""
     yield "[prices]  # in any one unit: seconds, joules, cents"
-    yield "communication = 100.0  # a round: one download and one upload"
-    yield "computation = 1.0  # a local step; fedbudget measure times both"
+    of_round, of_step = float(COMMUNICATION_PRICE), float(COMPUTATION_PRICE)
+    yield f"communication = {of_round}  # a round: one download and one upload"
+    yield f"computation = {of_step}  # a local step; fedbudget measure times both"
     yield "computation_per_sample = 0.0  # of each sample in a step, on top"
     yield ""
     yield "# A device may set its own; then that stands, whatever is said above:"
@@ -184,15 +191,15 @@ def _budgets(found: Draft) -> Iterator[str]:
     yield "# cost = 500.0"
     yield ""
     yield "[plan]"
-    yield 'planner = "joint"  # or "bound", "paper"'
-    yield 'accountant = "gdp"  # exact; or "zcdp", "pld"'
-    yield 'weights = "auto"  # or "uniform", "size"'
+    yield f'planner = "{PLANNER}"  # or "bound", "paper"'
+    yield f'accountant = "{ACCOUNTANT}"  # exact; or "zcdp", "pld"'
+    yield f'weights = "{WEIGHTING}"  # or "uniform", "size"'
     yield '# dissimilarity = "mild"  # how unlike the devices are: iid, mild, strong'
     yield '# loss = "logistic"  # by default what fits the label'
     yield "# learning_rate = 4.0  # planned, unless given"
     yield ""
     yield "[train]"
-    yield "seed = 0  # of how rows are dealt out and split, and of the noise"
+    yield f"seed = {SEED}  # of how rows are dealt out and split, and of the noise"
     yield "# personal = true  # let devices adapt the model to their own rows"
     yield '# out = "runs/first"  # keep the run in this folder'
 
@@ -206,9 +213,12 @@ def _described(kind: Feature) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: str) -> str:
-    """Return a text as TOML writes it: as JSON does, but for one sign."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    with needed("init", "tomlkit"):
+        import tomlkit
+    return tomlkit.item(value).as_string()
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
+    with needed("init", "tomlkit"):
+        import tomlkit
+    return tomlkit.key(name).as_string()

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbudget.cli.config import Config, read_config, with_prices
-from fedbudget.cli.options import OUTPUT, Question
+from fedbudget.cli.config import Config, read_config, write_prices
+from fedbudget.cli.options import OUTPUT, AsJson, parse_number, parse_whole
 from fedbudget.cli.output import print_json, progress
 from fedbudget.errors import InvalidInputError
-from fedbudget.files import whole_file
 from fedbudget.losses import Loss, loss_named
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ def measure(
     samples: Annotated[
         int | None,
         typer.Option(
+            parser=parse_whole,
             help="Rows in a local step. Default: those of the config's largest device.",
             show_default=False,
             rich_help_panel=_WORK,
@@ -40,6 +40,7 @@ def measure(
     dim: Annotated[
         int | None,
         typer.Option(
+            parser=parse_whole,
             help="Columns of a row. Default: those of the config.",
             show_default=False,
             rich_help_panel=_WORK,
@@ -57,6 +58,7 @@ def measure(
     classes: Annotated[
         int | None,
         typer.Option(
+            parser=parse_whole,
             help="Number of classes, for softmax. Default: 2, or the config's.",
             show_default=False,
             rich_help_panel=_WORK,
@@ -65,12 +67,15 @@ def measure(
     seconds: Annotated[
         float,
         typer.Option(
-            help="How long to repeat steps, and then rounds.", rich_help_panel=_WORK
+            parser=parse_number,
+            help="How long to repeat steps, and then rounds.",
+            rich_help_panel=_WORK,
         ),
     ] = 1.0,
     watts: Annotated[
         float | None,
         typer.Option(
+            parser=parse_number,
             help="What the device draws while it works, in watts. Default: read from "
             "the processor (RAPL), where that is allowed.",
             show_default=False,
@@ -128,10 +133,7 @@ def measure(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT),
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure what a step and a round cost on this device: its prices.
 
@@ -158,7 +160,7 @@ def measure(
         "computation_per_sample": (0.0, "the step's price holds all of it"),
     }
     if write and config is not None:
-        _write(config, prices)
+        write_prices(config, prices)
     if as_json:
         print_json(_plain(found, unit, work))
         return
@@ -201,24 +203,21 @@ def _work(config: Config | None, **given: Any) -> dict[str, Any]:
 
 def _shape(config: Config) -> dict[str, Any]:
     """Return the shape of the config's data; its rows are counted, not used."""
-    from fedbudget.cli.sources import read_data
+    from fedbudget.cli.sources import DataOptions, read_data
 
-    names = {item.name for item in fields(Question)}
-    told = {name: held for name, held in config.options.items() if name in names}
-    data = read_data(Question(data=config.table, **told))
-    problem = data.problem(loss=told.get("loss"))
+    names = {item.name for item in fields(DataOptions)}
+    options = {name: held for name, held in config.options.items() if name in names}
+    try:
+        data = read_data(DataOptions(data=config.table, **options))
+        problem = data.problem(loss=options.get("loss"))
+    except InvalidInputError as error:
+        raise config.located(error, options) from None
     return {
         "samples": int(problem.num_samples.max()),
         "dim": problem.dim,
         "loss": problem.model.name,
         "classes": data.num_classes,
     }
-
-
-def _write(config: str, prices: dict[str, tuple[float, str]]) -> None:
-    text = with_prices(Path(config).read_text(encoding="utf-8"), prices)
-    with whole_file(config) as file:
-        file.write(text)
 
 
 def _plain(found: Any, unit: str, work: dict[str, Any]) -> dict[str, Any]:

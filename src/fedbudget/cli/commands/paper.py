@@ -11,7 +11,7 @@ import typer
 
 import fedbudget
 from fedbudget.checks import whole
-from fedbudget.cli.options import OUTPUT, RUN, AsJson
+from fedbudget.cli.options import OUTPUT, RUN, AsJson, parse_whole
 from fedbudget.cli.output import Stopped, print_json, say
 from fedbudget.errors import InvalidInputError
 
@@ -51,6 +51,7 @@ def paper(
     repeats: Annotated[
         int | None,
         typer.Option(
+            parser=parse_whole,
             help="Runs of every plan, with a split and a noise of their own. Default: "
             "10, with --quick 3.",
             show_default=False,
@@ -66,7 +67,7 @@ def paper(
             rich_help_panel=RUN,
         ),
     ] = None,
-    json: AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run the paper's whole evaluation: its figures, and an answer to its claims."""
     from fedbudget.paper.evaluation import expected_work
@@ -97,7 +98,7 @@ def paper(
                 "stopped; parts that were finished are kept: run the same command to "
                 "go on"
             ) from None
-    if json:
+    if as_json:
         print_json(_plain(outcome))
         return
     _show(outcome)

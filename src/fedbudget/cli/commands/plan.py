@@ -1,78 +1,129 @@
-"""`fedbudget plan` and `fedbudget frontier`."""
-
-from typing import Annotated
-
-import typer
+"""`fedbudget plan`."""
 
 import fedbudget
-from fedbudget.budget import Budget
-from fedbudget.cli.options import BUDGETS, Cost, Epsilon, ShapeQuestion, asks, numbers
+from fedbudget.budget import (
+    COMMUNICATION_PRICE,
+    COMPUTATION_PRICE,
+    DELTA,
+    Budget,
+    Prices,
+)
+from fedbudget.cli.config import names_the_key
+from fedbudget.cli.options import (
+    L2,
+    Accountant,
+    AsJson,
+    BatchSize,
+    Classes,
+    CommunicationPrice,
+    ComputationPrice,
+    Cost,
+    DataOrNone,
+    Delta,
+    DeviceColumn,
+    Dim,
+    Dissimilarity,
+    Epsilon,
+    Label,
+    LearningRate,
+    LossName,
+    Missing,
+    NumDevices,
+    PartitionText,
+    Planner,
+    SamplePrice,
+    Samples,
+    Sampling,
+    SchemaFile,
+    Split,
+    SplitSeed,
+    Target,
+    VehiclePath,
+    Weights,
+)
 from fedbudget.cli.output import print_json, progress
-from fedbudget.cli.sources import about, limits, read_source
-from fedbudget.errors import InfeasibleBudgetError
+from fedbudget.cli.sources import DataOptions, about, limits, read_source
+from fedbudget.data.partitions import SEED
+from fedbudget.planning.settings import ACCOUNTANT, PLANNER, SAMPLING, TARGET, WEIGHTING
 
 
-@asks
+@names_the_key
 def plan(
-    question: ShapeQuestion,
+    data: DataOrNone = None,
     *,
     epsilon: Epsilon,
     cost: Cost,
+    delta: Delta = DELTA,
+    split: Split = None,
+    num_devices: NumDevices = None,
+    path: VehiclePath = None,
+    label: Label = None,
+    device: DeviceColumn = None,
+    schema: SchemaFile = None,
+    partition: PartitionText = None,
+    missing: Missing = None,
+    samples: Samples = None,
+    dim: Dim = None,
+    classes: Classes = None,
+    communication_price: CommunicationPrice = COMMUNICATION_PRICE,
+    computation_price: ComputationPrice = COMPUTATION_PRICE,
+    computation_price_per_sample: SamplePrice = 0,
+    planner: Planner = PLANNER,
+    accountant: Accountant = ACCOUNTANT,
+    weights: Weights = WEIGHTING,
+    target: Target = TARGET,
+    batch_size: BatchSize = None,
+    sampling: Sampling = SAMPLING,
+    learning_rate: LearningRate = None,
+    loss: LossName = None,
+    l2: L2 = 0,
+    dissimilarity: Dissimilarity = None,
+    seed: SplitSeed = SEED,
+    as_json: AsJson = False,
 ) -> None:
     """Plan a run within both budgets, from the shape of the data alone."""
-    budget = Budget(epsilon=epsilon, delta=question.delta, cost=cost)
+    budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
+    prices = Prices(
+        communication=communication_price,
+        computation=computation_price,
+        computation_per_sample=computation_price_per_sample,
+    )
+    options = DataOptions(
+        data=data,
+        split=split,
+        num_devices=num_devices,
+        path=path,
+        label=label,
+        device=device,
+        schema=schema,
+        partition=partition,
+        missing=missing,
+        samples=samples,
+        dim=dim,
+        classes=classes,
+        loss=loss,
+        l2=l2,
+        dissimilarity=dissimilarity,
+        seed=seed,
+    )
     with progress("planning"):
-        source = read_source(question)
-        budget, prices = limits(question, source, budget)
-        chosen = fedbudget.plan(source.problem, budget, prices, **question.how)
-    if question.json:
-        print_json(chosen.to_dict() | about(source))
+        source = read_source(options)
+        budget, prices = limits(options, source, budget, prices)
+        planned = fedbudget.plan(
+            source.problem,
+            budget,
+            prices,
+            planner=planner,
+            accountant=accountant,
+            weights=weights,
+            target=target,
+            batch_size=batch_size,
+            sampling=sampling,
+            learning_rate=learning_rate,
+        )
+    if as_json:
+        print_json(planned.to_dict() | about(source))
         return
     from fedbudget.cli.views.plan import show_plan  # rich's tables, only where shown
 
-    show_plan(source, budget, chosen)
-
-
-@asks
-def frontier(
-    question: ShapeQuestion,
-    *,
-    epsilons: Annotated[
-        str,
-        typer.Option(help="Privacy budgets to try, no unit.", rich_help_panel=BUDGETS),
-    ] = "0.5,1,2,4,7,10",
-    costs: Annotated[
-        str | None,
-        typer.Option(
-            help="Cost budgets to try, in the prices' unit. Default: 2 to 10 times the "
-            "price of a round with one step.",
-            show_default=False,
-            rich_help_panel=BUDGETS,
-        ),
-    ] = None,
-) -> None:
-    """Show what more of each budget would buy: the predicted loss over both."""
-    epsilon_axis = numbers("--epsilons", epsilons)
-    cost_axis = None if costs is None else numbers("--costs", costs)
-    with progress("planning for every pair of budgets") as advance:
-        source = read_source(question)
-        found = fedbudget.frontier(
-            source.problem,
-            question.prices,
-            epsilons=epsilon_axis,
-            costs=cost_axis,
-            delta=question.delta,
-            on_point=advance,
-            **question.how,
-        )
-    if not any(any(row) for row in found.plans):
-        raise InfeasibleBudgetError(
-            f"none of the costs up to {found.costs.max():g} pays for one round with "
-            "one step: raise --costs or lower the prices"
-        )
-    if question.json:
-        print_json(found.to_dict() | about(source))
-        return
-    from fedbudget.cli.views.plan import show_frontier
-
-    show_frontier(source, found)
+    show_plan(source, budget, planned)

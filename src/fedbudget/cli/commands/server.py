@@ -7,9 +7,19 @@ from typing import Annotated, Any
 import typer
 
 from fedbudget.cli.commands.train import resumable
-from fedbudget.cli.options import OUTPUT, RUN, AsJson
+from fedbudget.cli.options import OUTPUT, RUN, AsJson, parse_number, parse_whole
 from fedbudget.cli.output import Bar, print_json, progress
 from fedbudget.cli.sources import named_or_number
+from fedbudget.fleet.coordinator.defaults import (
+    DEADLINE,
+    MINIMUM,
+    NAME,
+    PRECISION,
+    WAIT,
+)
+from fedbudget.fleet.transport.address import HOST, TLS_PORT
+from fedbudget.planning.settings import PLANNER
+from fedbudget.problem import USUAL_DISSIMILARITY
 from fedbudget.record import Round, largest, to_row
 from fedbudget.text import counted
 
@@ -42,13 +52,17 @@ def server(
             help="The broker's machine; the nodes of a cluster as one,two:8884.",
             rich_help_panel=_FLEET,
         ),
-    ] = "127.0.0.1",
+    ] = HOST,
     port: Annotated[
-        int, typer.Option(help="The broker's port.", rich_help_panel=_FLEET)
-    ] = 8883,
+        int,
+        typer.Option(
+            parser=parse_whole, help="The broker's port.", rich_help_panel=_FLEET
+        ),
+    ] = TLS_PORT,
     devices: Annotated[
         int | None,
         typer.Option(
+            parser=parse_whole,
             help="Devices to wait for before planning. Default: all that declare "
             "themselves while --wait lasts.",
             show_default=False,
@@ -56,25 +70,34 @@ def server(
         ),
     ] = None,
     wait: Annotated[
-        float, typer.Option(help="Seconds to wait for them.", rich_help_panel=_FLEET)
-    ] = 60.0,
+        float,
+        typer.Option(
+            parser=parse_number,
+            help="Seconds to wait for them.",
+            rich_help_panel=_FLEET,
+        ),
+    ] = WAIT,
     name: Annotated[
         str,
         typer.Option(
             help="Of the run; devices join only names that their policies list.",
             rich_help_panel=RUN,
         ),
-    ] = "run",
+    ] = NAME,
     deadline: Annotated[
-        float, typer.Option(help="Seconds for a round.", rich_help_panel=RUN)
-    ] = 60.0,
+        float,
+        typer.Option(
+            parser=parse_number, help="Seconds for a round.", rich_help_panel=RUN
+        ),
+    ] = DEADLINE,
     minimum: Annotated[
         int,
         typer.Option(
+            parser=parse_whole,
             help="Answers without which a round does not end at its deadline.",
             rich_help_panel=RUN,
         ),
-    ] = 1,
+    ] = MINIMUM,
     precision: Annotated[
         str,
         typer.Option(
@@ -82,23 +105,24 @@ def server(
             help="Of the models that are sent; a run keeps its own.",
             rich_help_panel=RUN,
         ),
-    ] = "float32",
+    ] = PRECISION,
     dissimilarity: Annotated[
         str,
         typer.Option(
             help="How unlike devices are: iid, mild, strong, or a share of the loss.",
             rich_help_panel=RUN,
         ),
-    ] = "mild",
+    ] = USUAL_DISSIMILARITY,
     planner: Annotated[
         str,
         typer.Option(
             metavar="joint|bound|paper", help="Which planner.", rich_help_panel=RUN
         ),
-    ] = "joint",
+    ] = PLANNER,
     status_port: Annotated[
         int | None,
         typer.Option(
+            parser=parse_whole,
             help="Serve /status and /metrics on this port of this machine; 0 takes a "
             "free one. Default: none.",
             show_default=False,

@@ -8,19 +8,54 @@ from typing import Annotated, Any
 import typer
 
 import fedbudget
+from fedbudget.budget import COMMUNICATION_PRICE, COMPUTATION_PRICE, DELTA, Prices
 from fedbudget.checks import whole
-from fedbudget.cli.options import BUDGETS, OUTPUT, RUN, SweepQuestion, asks, numbers
+from fedbudget.cli.config import names_the_key
+from fedbudget.cli.options import (
+    BUDGETS,
+    L2,
+    OUTPUT,
+    PLANNING,
+    RUN,
+    Accountant,
+    AsJson,
+    BatchSize,
+    CommunicationPrice,
+    ComputationPrice,
+    Data,
+    Delta,
+    DeviceColumn,
+    Dissimilarity,
+    Label,
+    LearningRate,
+    LossName,
+    Missing,
+    NumDevices,
+    PartitionText,
+    Planners,
+    SamplePrice,
+    Sampling,
+    SchemaFile,
+    Split,
+    Target,
+    VehiclePath,
+    Weights,
+    parse_numbers,
+    parse_whole,
+)
 from fedbudget.cli.output import Bar, print_json, progress, telling_of_compilation
-from fedbudget.cli.sources import Source, about, read_data, source_of
+from fedbudget.cli.sources import DataOptions, Source, about, read_data, source_of
 from fedbudget.cli.views.run import Point, spread
+from fedbudget.data.partitions import SEED
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.files import whole_file
+from fedbudget.planning.settings import ACCOUNTANT, PLANNER, SAMPLING, TARGET, WEIGHTING
 from fedbudget.simulation.sweeping import Sweep
 
 
-@asks
+@names_the_key
 def sweep(
-    question: SweepQuestion,
+    data: Data = None,
     *,
     epsilons: Annotated[
         str,
@@ -38,9 +73,11 @@ def sweep(
             rich_help_panel=BUDGETS,
         ),
     ],
+    delta: Delta = DELTA,
     seeds: Annotated[
         int,
         typer.Option(
+            parser=parse_whole,
             help="Runs of each plan, with noise and batches of their own.",
             rich_help_panel=RUN,
         ),
@@ -61,6 +98,35 @@ def sweep(
             rich_help_panel=RUN,
         ),
     ] = None,
+    split: Split = None,
+    num_devices: NumDevices = None,
+    path: VehiclePath = None,
+    label: Label = None,
+    device: DeviceColumn = None,
+    schema: SchemaFile = None,
+    partition: PartitionText = None,
+    missing: Missing = None,
+    communication_price: CommunicationPrice = COMMUNICATION_PRICE,
+    computation_price: ComputationPrice = COMPUTATION_PRICE,
+    computation_price_per_sample: SamplePrice = 0,
+    planner: Planners = PLANNER,
+    accountant: Accountant = ACCOUNTANT,
+    weights: Weights = WEIGHTING,
+    target: Target = TARGET,
+    batch_size: BatchSize = None,
+    sampling: Sampling = SAMPLING,
+    learning_rate: LearningRate = None,
+    loss: LossName = None,
+    l2: L2 = 0,
+    dissimilarity: Dissimilarity = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            parser=parse_whole,
+            help="Seeds how rows are dealt out and split on every device.",
+            rich_help_panel=PLANNING,
+        ),
+    ] = SEED,
     out: Annotated[
         str | None,
         typer.Option(
@@ -70,6 +136,7 @@ def sweep(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run plans for many budgets, several times each, and compare what they reach."""
     if address is not None and backend == "here":
@@ -79,11 +146,41 @@ def sweep(
     if out is not None and not Path(out).absolute().parent.is_dir():
         raise InvalidInputError(f"--out {out}: that folder is not there: make it first")
     repeats = range(whole("--seeds", seeds))
-    grid = numbers("--epsilons", epsilons), numbers("--costs", costs)
+    grid = parse_numbers("--epsilons", epsilons), parse_numbers("--costs", costs)
+    prices = Prices(
+        communication=communication_price,
+        computation=computation_price,
+        computation_per_sample=computation_price_per_sample,
+    )
+    options = DataOptions(
+        data=data,
+        split=split,
+        num_devices=num_devices,
+        path=path,
+        label=label,
+        device=device,
+        schema=schema,
+        partition=partition,
+        missing=missing,
+        loss=loss,
+        l2=l2,
+        dissimilarity=dissimilarity,
+        seed=seed,
+    )
+    method = {
+        "delta": delta,
+        "accountant": accountant,
+        "weights": weights,
+        "target": target,
+        "batch_size": batch_size,
+        "sampling": sampling,
+        "learning_rate": learning_rate,
+    }
     with progress("planning for every pair of budgets") as bar:
-        dataset = read_data(question)
-        source = source_of(dataset, question)
-        points = list(_plan_all(question, source, *grid, bar))
+        dataset = read_data(options)
+        source = source_of(dataset, options)
+        planners = [name.strip() for name in planner.split(",")]
+        points = list(_plan_all(source, prices, planners, *grid, bar, method))
     plans = [point.plan for point in points if point.plan is not None]
     if not plans:
         raise InfeasibleBudgetError(
@@ -99,7 +196,7 @@ def sweep(
     runs = list(_runs(points, found, source))
     if out is not None:
         _write(Path(out), runs)
-    if question.json:
+    if as_json:
         told = {"points": [_plain(point, found) for point in points], "runs": runs}
         print_json(told | {"table": out} | about(source))
         return
@@ -109,23 +206,25 @@ def sweep(
 
 
 def _plan_all(
-    question: SweepQuestion,
     source: Source,
+    prices: Prices,
+    planners: list[str],
     epsilons: list[float],
     costs: list[float],
     bar: Bar,
+    method: dict[str, Any],
 ) -> Iterator[Point]:
     """Plan with every planner for every pair of budgets."""
     number = -1
-    for planner in map(str.strip, question.planner.split(",")):
+    for planner in planners:
         grid = fedbudget.frontier(
             source.problem,
-            question.prices,
+            prices,
             epsilons=epsilons,
             costs=costs,
-            delta=question.delta,
             on_point=bar,
-            **question.how | {"planner": planner},
+            planner=planner,
+            **method,
         )
         for epsilon, row in zip(grid.epsilons, grid.plans, strict=True):
             for cost, plan in zip(grid.costs, row, strict=True):

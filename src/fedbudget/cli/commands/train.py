@@ -2,18 +2,57 @@
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 import fedbudget
-from fedbudget.budget import Budget
-from fedbudget.cli.options import OUTPUT, RUN, Cost, Epsilon, Question, asks
+from fedbudget.budget import (
+    COMMUNICATION_PRICE,
+    COMPUTATION_PRICE,
+    DELTA,
+    Budget,
+    Prices,
+)
+from fedbudget.cli.config import names_the_key
+from fedbudget.cli.options import (
+    L2,
+    OUTPUT,
+    PLANNING,
+    RUN,
+    Accountant,
+    AsJson,
+    BatchSize,
+    CommunicationPrice,
+    ComputationPrice,
+    Cost,
+    Data,
+    Delta,
+    DeviceColumn,
+    Dissimilarity,
+    Epsilon,
+    Label,
+    LearningRate,
+    LossName,
+    Missing,
+    NumDevices,
+    PartitionText,
+    Planner,
+    SamplePrice,
+    Sampling,
+    SchemaFile,
+    Split,
+    Target,
+    VehiclePath,
+    Weights,
+    parse_number,
+    parse_whole,
+)
 from fedbudget.cli.output import (
     Bar,
     Stopped,
@@ -21,23 +60,38 @@ from fedbudget.cli.output import (
     progress,
     telling_of_compilation,
 )
-from fedbudget.cli.sources import about, data_options, limits, read_data, source_of
+from fedbudget.cli.sources import (
+    DataOptions,
+    Source,
+    about,
+    limits,
+    read_data,
+    rows_record,
+    source_of,
+)
+from fedbudget.data import Dataset
+from fedbudget.data.partitions import SEED
 from fedbudget.errors import NotPrivateWarning
+from fedbudget.planning import Plan
+from fedbudget.planning.settings import ACCOUNTANT, PLANNER, SAMPLING, TARGET, WEIGHTING
 from fedbudget.privacy import rounded_up
 from fedbudget.record import Round, largest, to_row
 from fedbudget.simulation.dissimilarity import charge_query, plan_with_query
 from fedbudget.trackers import Tracker, tracker
+from fedbudget.training import Run
 
 
-@asks
+@names_the_key
 def train(
-    question: Question,
+    data: Data = None,
     *,
     epsilon: Epsilon,
     cost: Cost,
+    delta: Delta = DELTA,
     participation: Annotated[
         float,
         typer.Option(
+            parser=parse_number,
             help="Probability that a device's answer arrives in a round; one that does "
             "not has still been paid for.",
             rich_help_panel=RUN,
@@ -61,6 +115,37 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = False,
+    split: Split = None,
+    num_devices: NumDevices = None,
+    path: VehiclePath = None,
+    label: Label = None,
+    device: DeviceColumn = None,
+    schema: SchemaFile = None,
+    partition: PartitionText = None,
+    missing: Missing = None,
+    communication_price: CommunicationPrice = COMMUNICATION_PRICE,
+    computation_price: ComputationPrice = COMPUTATION_PRICE,
+    computation_price_per_sample: SamplePrice = 0,
+    planner: Planner = PLANNER,
+    accountant: Accountant = ACCOUNTANT,
+    weights: Weights = WEIGHTING,
+    target: Target = TARGET,
+    batch_size: BatchSize = None,
+    sampling: Sampling = SAMPLING,
+    learning_rate: LearningRate = None,
+    loss: LossName = None,
+    l2: L2 = 0,
+    dissimilarity: Dissimilarity = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            parser=parse_whole,
+            help="Seeds how rows are dealt out and split 80/10/10 on every device, and "
+            "the noise and the batches of a run. Who knows it knows the noise: nothing "
+            "is promised against them.",
+            rich_help_panel=PLANNING,
+        ),
+    ] = SEED,
     track: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,35 +166,57 @@ def train(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train on simulated devices, each of which enforces its own budgets."""
-    budget = Budget(epsilon=epsilon, delta=question.delta, cost=cost)
-    measure = question.dissimilarity == "measure"
-    if measure:
-        question = replace(question, dissimilarity=None)
+    budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
+    prices = Prices(
+        communication=communication_price,
+        computation=computation_price,
+        computation_per_sample=computation_price_per_sample,
+    )
+    measure = dissimilarity == "measure"
+    options = DataOptions(
+        data=data,
+        split=split,
+        num_devices=num_devices,
+        path=path,
+        label=label,
+        device=device,
+        schema=schema,
+        partition=partition,
+        missing=missing,
+        loss=loss,
+        l2=l2,
+        dissimilarity=None if measure else dissimilarity,
+        seed=seed,
+    )
+    method: dict[str, Any] = {
+        "planner": planner,
+        "accountant": accountant,
+        "weights": weights,
+        "target": target,
+        "batch_size": batch_size,
+        "sampling": sampling,
+        "learning_rate": learning_rate,
+    }
     with progress("planning"):
-        dataset = read_data(question)
-        source = source_of(dataset, question)
-        budget, prices = limits(question, source, budget)
-        asked = source.problem, budget, prices
+        dataset = read_data(options)
+        source = source_of(dataset, options)
+        budget, prices = limits(options, source, budget, prices)
         if measure:
-            problem, chosen = plan_with_query(
-                dataset, *asked, seed=question.seed, **question.how
+            problem, plan = plan_with_query(
+                dataset, source.problem, budget, prices, seed=seed, **method
             )
             source = replace(source, problem=problem)
         else:
-            chosen = fedbudget.plan(*asked, **question.how)
+            plan = fedbudget.plan(source.problem, budget, prices, **method)
     if no_privacy:
-        warnings.warn(
-            "--no-privacy adds no noise: the model may give away the rows it was "
-            "trained on, and no device enforces a budget; use it as a baseline only",
-            NotPrivateWarning,
-            stacklevel=2,
-        )
-        chosen = chosen.without_privacy()
+        _warn_of_no_privacy()
+        plan = plan.without_privacy()
     devices = fedbudget.SimulatedDevices(
         dataset,
-        seed=question.seed,
+        seed=seed,
         budget=None if no_privacy else budget,
         prices=prices,
         participation=participation,
@@ -118,54 +225,83 @@ def train(
         charge_query(devices.ledger, source.problem, prices)
     record = None
     if out is not None:
-        settings = {
-            "data": source.line,
-            **data_options(question),
-            "budget": {
-                name: to_row(np.atleast_1d(getattr(budget, name)))
-                for name in ("epsilon", "cost")
-            },
-            "feature_names": dataset.feature_names,
-            "classes": dataset.classes,
-        }
+        settings = _settings(options, source, dataset, budget)
         record = fedbudget.Record(out, about=settings)
-    what = "training on SYNTHETIC data" if dataset.synthetic else "training"
     started = time.perf_counter()
-    with (
-        progress(what, total=chosen.rounds, counter="") as bar,
-        telling_of_compilation(bar, what),
-        resumable(out),
-        ExitStack() as stack,
-    ):
-        trackers = [
-            stack.enter_context(
-                tracker(where, chosen, device_names=dataset.device_names)
-            )
-            for where in track or ()
-        ]
+    with _progress(dataset, plan, out=out, track=track or ()) as on_round:
         run = fedbudget.train(
-            chosen,
+            plan,
             devices,
             record=record,
             personal=personal,
-            on_round=lambda latest: _tell(latest, bar, chosen.rounds, trackers),
+            on_round=on_round,
         )
-    if question.json:
-        measured = {
-            "accuracy": run.measured.get("test_accuracy"),
-            "loss": run.measured["train_loss"],  # the plan's is now loss_name
-            "loss_name": chosen.loss,
-            "seconds": time.perf_counter() - started,
-            "measured": run.measured,
-            "advice": run.advice,
-            "rounds_run": len(run.rounds),
-            "record": out,
-        }
-        print_json(chosen.to_dict() | measured | about(source))
+    if as_json:
+        seconds = time.perf_counter() - started
+        print_json(plan.to_dict() | _measured(run, out, seconds) | about(source))
         return
     from fedbudget.cli.views.run import show_run  # rich's tables, only where shown
 
     show_run(source, budget, run, record=out)
+
+
+def _warn_of_no_privacy() -> None:
+    warnings.warn(
+        "--no-privacy adds no noise: the model may give away the rows it was "
+        "trained on, and no device enforces a budget; use it as a baseline only",
+        NotPrivateWarning,
+        stacklevel=3,
+    )
+
+
+def _settings(
+    options: DataOptions, source: Source, dataset: Dataset, budget: Budget
+) -> dict[str, Any]:
+    """Return what a record says of the data and the budgets."""
+    return {
+        "data": source.line,
+        **rows_record(options),
+        "budget": {
+            name: to_row(np.atleast_1d(getattr(budget, name)))
+            for name in ("epsilon", "cost")
+        },
+        "feature_names": dataset.feature_names,
+        "classes": dataset.classes,
+    }
+
+
+def _measured(run: Run, out: str | None, seconds: float) -> dict[str, Any]:
+    """Return what a run has brought, as plain values."""
+    return {
+        "accuracy": run.measured.get("test_accuracy"),
+        "loss": run.measured["train_loss"],  # the plan's is now loss_name
+        "loss_name": run.plan.loss,
+        "seconds": seconds,
+        "measured": run.measured,
+        "advice": run.advice,
+        "rounds_run": len(run.rounds),
+        "record": out,
+    }
+
+
+@contextmanager
+def _progress(
+    dataset: Dataset, plan: Plan, *, out: str | None, track: Sequence[str]
+) -> Iterator[Callable[[Round], None]]:
+    """Show the rounds on a bar and log them; say how a stopped run goes on."""
+    what = "training on SYNTHETIC data" if dataset.synthetic else "training"
+    with (
+        progress(what, total=plan.rounds, counter="") as bar,
+        telling_of_compilation(bar, what),
+        resumable(out),
+        ExitStack() as stack,
+    ):
+        names = dataset.device_names
+        trackers = [
+            stack.enter_context(tracker(where, plan, device_names=names))
+            for where in track
+        ]
+        yield lambda latest: _tell(latest, bar, plan.rounds, trackers)
 
 
 def _tell(latest: Round, bar: Bar, rounds: int, trackers: Sequence[Tracker]) -> None:

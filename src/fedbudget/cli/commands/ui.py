@@ -5,15 +5,23 @@ from typing import Annotated
 
 import typer
 
-from fedbudget.cli.options import OUTPUT
-from fedbudget.ui.app import ADDRESS, check_port, serve, server_command
+from fedbudget.cli.options import OUTPUT, parse_whole
+from fedbudget.ui.app import (
+    ADDRESS,
+    PORT,
+    STATUS_URL,
+    check_port,
+    serve,
+    server_command,
+)
 
 
 def ui(
     *,
     port: Annotated[
-        int, typer.Option(help=f"Port to serve on, at {ADDRESS} alone.")
-    ] = 8501,
+        int,
+        typer.Option(parser=parse_whole, help=f"Port to serve on, at {ADDRESS} alone."),
+    ] = PORT,
     runs: Annotated[
         Path,
         typer.Option(
@@ -25,7 +33,7 @@ def ui(
         typer.Option(
             metavar="URL", help="A running coordinator's status, for the page Fleet."
         ),
-    ] = "http://127.0.0.1:8765/status",
+    ] = STATUS_URL,
     browser: Annotated[
         bool,
         typer.Option(

@@ -18,6 +18,13 @@ from fedbudget.errors import (
     TrainingError,
 )
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints, StoredRun
+from fedbudget.fleet.coordinator.defaults import (
+    DEADLINE,
+    MINIMUM,
+    NAME,
+    PATIENCE,
+    PRECISION,
+)
 from fedbudget.fleet.coordinator.roster import Roster, check_fit
 from fedbudget.fleet.coordinator.rounds import Asked, OpenRound, Reach, theta_of
 from fedbudget.fleet.coordinator.spending import Tally
@@ -104,11 +111,11 @@ class FleetDevices:
         *,
         signer: Signer,
         checkpoints: Checkpoints,
-        name: str = "run",
-        deadline: float = 60.0,
-        minimum: int = 1,
-        patience: int = 10,
-        precision: str = "float32",
+        name: str = NAME,
+        deadline: float = DEADLINE,
+        minimum: int = MINIMUM,
+        patience: int = PATIENCE,
+        precision: str = PRECISION,
         roster: Roster | None = None,
     ) -> None:
         within("deadline", deadline, above=0)

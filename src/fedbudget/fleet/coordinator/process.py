@@ -15,6 +15,14 @@ from typing import Any
 
 from fedbudget.checks import one_of, whole, within
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator.defaults import (
+    DEADLINE,
+    MINIMUM,
+    NAME,
+    PATIENCE,
+    PRECISION,
+    WAIT,
+)
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather, plan_fleet
 from fedbudget.fleet.coordinator.status import Source, StatusServer
@@ -26,7 +34,8 @@ from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import PRECISIONS, Declaration
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import PLANNERS, Plan
-from fedbudget.problem import Problem
+from fedbudget.planning.settings import PLANNER
+from fedbudget.problem import USUAL_DISSIMILARITY, Problem
 from fedbudget.record import Record, Round, read_run
 from fedbudget.training import Run, train
 
@@ -41,15 +50,15 @@ class Settings:
     signing_key: Path
     # Unless a channel is given.
     broker: BrokerAddress = field(default_factory=BrokerAddress)
-    name: str = "run"
+    name: str = NAME
     devices: int | None = None  # to wait for; none: all that come in time
-    wait: float = 60.0  # seconds for them
-    deadline: float = 60.0
-    minimum: int = 1
-    patience: int = 10
-    precision: str = "float32"
-    dissimilarity: str | float = "mild"
-    planner: str = "joint"
+    wait: float = WAIT  # seconds for them
+    deadline: float = DEADLINE
+    minimum: int = MINIMUM
+    patience: int = PATIENCE
+    precision: str = PRECISION
+    dissimilarity: str | float = USUAL_DISSIMILARITY
+    planner: str = PLANNER
     status_port: int | None = None  # none: no status page
 
     def __post_init__(self) -> None:

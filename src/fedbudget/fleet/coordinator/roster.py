@@ -26,7 +26,7 @@ from fedbudget.fleet.transport.channel import Channel, Message
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.planning import Plan, plan
-from fedbudget.problem import Problem
+from fedbudget.problem import USUAL_DISSIMILARITY, Problem
 
 _log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ def check_fit(plan: Plan, declared: Sequence[Declaration]) -> None:
 def plan_fleet(
     found: list[Declaration],
     *,
-    dissimilarity: str | float = "mild",
+    dissimilarity: str | float = USUAL_DISSIMILARITY,
     planner: str = "joint",
 ) -> tuple[Plan, list[Declaration]]:
     """Plan for those who fit together, and return them; others are left out by name.

@@ -8,6 +8,7 @@ from fedbudget.checks import whole
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.transport.certificates import Identity
 
+HOST = "127.0.0.1"  # the default
 TLS_PORT = 8883  # of MQTT over TLS, by IANA
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # [ADDRESS] or NAME, then optionally :PORT. A name has no URL delimiters.
@@ -25,7 +26,7 @@ class BrokerAddress:
     ``[::1]:8883``.
     """
 
-    host: str = "127.0.0.1"
+    host: str = HOST
     port: int = TLS_PORT  # of hosts without a port of their own
     identity: Identity | None = None  # None: no TLS, for loopback and tests only
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from fedbudget.checks import whole
 from fedbudget.errors import MessageError, TrainingError, needed
+from fedbudget.fleet.transport.address import HOST, TLS_PORT
 from fedbudget.fleet.transport.certificates import COORDINATOR, MEASURE, Identity
 from fedbudget.fleet.wire import topics
 
@@ -68,8 +69,8 @@ def may_read(name: str, topic: str) -> bool:
 def run_broker(
     identity: Identity,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8883,
+    host: str = HOST,
+    port: int = TLS_PORT,
     on_ready: Callable[[int], None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.

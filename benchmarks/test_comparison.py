@@ -1,43 +1,31 @@
 """The tables of docs/accuracy.md: the commands run, and can say no."""
 
-import importlib
-import runpy
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import ablation
+import comparison
+import leaking
+import methods
 import numpy as np
+import personal
 import pytest
+import searching
+from accuracy import CASES, PRICES
+from methods import COST, Question
 
-ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def comparison() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield importlib.import_module("comparison")
+import fedbudget as fb
+from fedbudget.privacy import GDP
+from fedbudget.simulation.kernels.runs import device_replies
 
 
-@pytest.fixture(scope="module")
-def personal(comparison: Any) -> Any:
-    return importlib.import_module("personal")
-
-
-@pytest.fixture(scope="module")
-def leaking(comparison: Any) -> Any:
-    return importlib.import_module("leaking")
-
-
-def test_every_method_answers_on_the_same_rows(comparison: Any) -> None:
-    methods = [name for name in comparison.METHODS if name != "diffprivlib"]
-    known: dict[str, float] = {}
-    comparison.answer(known, "cancer", 10.0, 0, methods)
-    assert len(known) == len(methods)
-    assert all(0 <= value <= 1 for value in known.values())
+def test_every_method_answers_on_the_same_rows() -> None:
+    names = [name for name in comparison.METHODS if name != "diffprivlib"]
+    known: comparison.Known = {}
+    comparison.answer(known, "cancer", 10.0, 0, names)
+    assert len(known) == len(names)
+    assert all(value is not None and 0 <= value <= 1 for value in known.values())
     once = comparison.figures(known, "cancer", 10.0, range(1))
-    assert list(once) == methods
+    assert list(once) == names
     assert once["centralised"][0] > 0.9
     # Two seeds without spread: ahead means ahead, behind is said.
     found = {name: values * 2 for name, values in once.items()}
@@ -59,10 +47,8 @@ def test_every_method_answers_on_the_same_rows(comparison: Any) -> None:
     assert line == "- not ahead of paper on x: ours less theirs +2.00 [-2.40, +6.40]"
 
 
-def test_what_is_known_is_not_computed_again(
-    comparison: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = {comparison.key("cancer", 1.0, 0, "alone"): 0.5}
+def test_what_is_known_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: comparison.Known = {comparison.key("cancer", 1.0, 0, "alone"): 0.5}
     monkeypatch.setattr(comparison, "Question", None)  # would be called
     comparison.answer(known, "cancer", 4.0, 0, ["alone"])
     assert comparison.figures(known, "cancer", 4.0, range(1)) == {"alone": [0.5]}
@@ -72,24 +58,24 @@ def test_what_is_known_is_not_computed_again(
         comparison.answer(known, "cancer", 4.0, 0, ["ours"])
 
 
-def test_noise_of_fedavg_is_that_of_its_budget(comparison: Any) -> None:
+def test_noise_of_fedavg_is_that_of_its_budget() -> None:
     def model(epsilon: float, seed: int) -> np.ndarray:
-        asked = comparison.Question("cancer", epsilon, 0)
+        asked = Question("cancer", epsilon, 0)
         asked.seed = seed  # of the noise alone
-        return np.asarray(comparison.methods.fedavg(asked))
+        return np.asarray(methods.fedavg(asked))
 
     quiet = model(1e6, 0)
     spread = np.std([model(1.0, seed) - quiet for seed in range(12)])
     # By hand: 9 rounds; a sample moves an update by tau eta 2 G / N, at most by 2.
-    sizes = comparison.Question("cancer", 1.0, 0).data.num_samples
+    sizes = Question("cancer", 1.0, 0).data.num_samples
     moves = np.minimum(2.0, 10 * 2.0 * 2 / sizes)
-    mu = float(comparison.methods.GDP.mu_from_epsilon(1.0, 1e-4))
+    mu = float(GDP.mu_from_epsilon(1.0, 1e-4))
     once = np.sqrt(np.sum((sizes / sizes.sum() * moves) ** 2)) * 9**0.5 / mu
     # Later rounds contract earlier noise, but never below the last round's.
     assert 0.8 * once < spread < 1.2 * once * 9**0.5
 
 
-def test_a_personal_model_is_held_against_the_better_of_both(personal: Any) -> None:
+def test_a_personal_model_is_held_against_the_better_of_both() -> None:
     def word(personal_accuracy: list[float]) -> str:
         table = np.array([[70.0, 80.0, p] for p in personal_accuracy])
         return str(personal.verdict(table)[2])
@@ -100,7 +86,7 @@ def test_a_personal_model_is_held_against_the_better_of_both(personal: Any) -> N
     assert word([79.0, 79.1, 79.2]) == "worse"
 
 
-def test_new_devices_take_no_part_in_training(personal: Any) -> None:
+def test_new_devices_take_no_part_in_training() -> None:
     case = {case.name: case for case, _ in personal.CASES}["breast cancer, Dirichlet 1"]
     there = personal.accuracies(case, 0, 0)
     new = personal.accuracies(case, 1, 0)
@@ -111,17 +97,17 @@ def test_new_devices_take_no_part_in_training(personal: Any) -> None:
 
 
 def test_ali_dpfl_keeps_its_budgets_and_its_rule(
-    comparison: Any, leaking: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # By hand: 4/0.1^2 + 3 + 2 * 0.2 * 30 * 0.1 + 1 = 405.2; (2 + 2/30) * 2 = 4.1333;
     # sqrt(1 + 98.032) = 9.95.
-    given = {"gamma": 0.2, "horizon": 30, "lipschitz": 1.0}
+    given: dict[str, Any] = {"gamma": 0.2, "horizon": 30, "lipschitz": 1.0}
     assert leaking.local_iterations(mu=0.1, noise=1.0, **given) == 10
     assert leaking.local_iterations(mu=1e-6, noise=0.0, **given) == 100
     assert leaking.local_iterations(mu=10.0, noise=1e9, **given) == 1
-    asked = leaking.Question("cancer", 4.0, 0)
+    asked = Question("cancer", 4.0, 0)
     taken = []
-    original = leaking.device_replies
+    original = device_replies
 
     def spy(packed: Any, theta: Any, order: Any, **keys: Any) -> Any:
         taken.append((order.tau, keys["first_step"], order.noise_std))
@@ -131,15 +117,15 @@ def test_ali_dpfl_keeps_its_budgets_and_its_rule(
     leaking.adaptive_run(asked, 0, 90, 16.0)
     taus = [tau for tau, _, _ in taken]
     assert taus[0] == 1 and len(set(taus)) > 1  # recomputed from round to round
-    assert sum(taus) <= 90 and sum(100 + tau for tau in taus) <= leaking.COST
+    assert sum(taus) <= 90 and sum(100 + tau for tau in taus) <= COST
     assert [first for _, first, _ in taken] == list(np.cumsum([0, *taus])[:-1])
     # The noise is for all 90 steps at once: by hand, 2 G sqrt(90) / (N mu).
-    mu = float(comparison.methods.GDP.mu_from_epsilon(4.0, 1e-4))
+    mu = float(GDP.mu_from_epsilon(4.0, 1e-4))
     by_hand = 2 * 90**0.5 / (asked.data.num_samples * mu)
     assert np.allclose(taken[0][2], by_hand, rtol=1e-6)
 
 
-def test_settings_are_picked_with_noise_that_no_score_has(leaking: Any) -> None:
+def test_settings_are_picked_with_noise_that_no_score_has() -> None:
     used: list[int] = []
 
     def models(asked: Any, seed: int, settings: Any) -> Any:
@@ -148,15 +134,14 @@ def test_settings_are_picked_with_noise_that_no_score_has(leaking: Any) -> None:
         return np.array([s * truth for s in settings])
 
     method = leaking.tuned(models, [-1.0, 1.0])  # the first has all signs wrong
-    asked = leaking.Question("cancer", 10.0, 3)
+    asked = Question("cancer", 10.0, 3)
     assert asked.accuracy(method(asked)) > 0.6
     assert used == [leaking.PICKING + split for split in range(leaking.SPLITS)] + [3]
-    method(leaking.Question("cancer", 10.0, 4))
+    method(Question("cancer", 10.0, 4))
     assert used[-1] == 4 and len(used) == leaking.SPLITS + 2  # picked once
 
 
-def test_a_search_keeps_picking_and_scoring_apart(comparison: Any) -> None:
-    searching = importlib.import_module("searching")
+def test_a_search_keeps_picking_and_scoring_apart() -> None:
     points = {place.point(4, 1000) for place in searching.coarse()}
     assert {p.learning_rate for p in points} == {1, 4, 16, 64}
     assert {p.drift_control for p in points} == {False, True}
@@ -168,11 +153,10 @@ def test_a_search_keeps_picking_and_scoring_apart(comparison: Any) -> None:
     assert not seeds & {s for split in range(50) for s in searching.scoring(split)}
 
 
-def test_parts_are_taken_away_from_equal_budgets(comparison: Any) -> None:
-    ablation = importlib.import_module("ablation")
-    problem = ablation.CASES[0].load(0).problem()
-    budget = ablation.fb.Budget(epsilon=4.0, delta=1e-4, cost=1000)
-    default = ablation.fb.plan(problem, budget, ablation.PRICES)
+def test_parts_are_taken_away_from_equal_budgets() -> None:
+    problem = CASES[0].load(0).problem()
+    budget = fb.Budget(epsilon=4.0, delta=1e-4, cost=1000)
+    default = fb.plan(problem, budget, PRICES)
     assert default.momentum > 0 and default.drift_control
     for name, way in ablation.PARTS.items():
         plan = way(problem, budget)
@@ -184,19 +168,3 @@ def test_parts_are_taken_away_from_equal_budgets(comparison: Any) -> None:
     assert plans["zcdp"].accountant == "zcdp"
     assert np.ptp(plans["weights uniform"].weights) < 1e-12
     assert plans["batches of 256"].batch_size.max() == 256
-
-
-def test_the_page_takes_its_tables_from_files(tmp_path: Path) -> None:
-    script = runpy.run_path(str(ROOT / "docs" / "accuracy.py"))
-    page = script["PAGE"].read_text(encoding="utf-8")
-    names = [match[2] for match in script["TABLE"].finditer(page)]
-    assert len(names) == len(set(names)) == page.count("<!-- table: ") >= 10
-    (tmp_path / "regret.md").write_text("| a |\n|---|\n", encoding="utf-8")
-    filled, written = script["filled"](page, tmp_path)
-    assert written == ["regret"]
-    assert "<!-- table: regret -->\n\n| a |\n|---|\n\n<!-- end of table -->" in filled
-    for line in set(page.splitlines()) - set(filled.splitlines()):
-        assert line.startswith(("| data set", "|---", "| digits", "| breast")), line
-    (tmp_path / "other.md").write_text("x", encoding="utf-8")
-    with pytest.raises(ValueError, match="holds other, the page has places for"):
-        script["filled"](page, tmp_path)

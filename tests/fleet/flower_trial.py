@@ -15,19 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from fedbudget.errors import MissingExtraError, TrainingError
-from fedbudget.fleet.demo import TrialFleet
-from fedbudget.fleet.trial import Child, free_port, listens, wait_until, write_site
+from fedbudget.fleet.demo import (
+    Child,
+    HeldPort,
+    TrialFleet,
+    listens,
+    wait_until,
+    write_site,
+)
+
+APP = Path(__file__).parents[2] / "deploy" / "flower"
 
 
 @dataclass
 class FlowerTrial(TrialFleet):
     """The processes of a fleet over Flower."""
 
-    app: Path = Path("deploy/flower")  # of a clone
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.nodes = [self._node(name) for name in self.names]
+        self._node_ports = [HeldPort() for _ in self.names]
+        self.nodes = [
+            self._node(name, held.number)
+            for name, held in zip(self.names, self._node_ports, strict=True)
+        ]
 
     def start(self, stack: ExitStack) -> None:
         """Start everything; the stack ends it."""
@@ -43,7 +53,8 @@ class FlowerTrial(TrialFleet):
             stack.callback(device.start().stop)
             wait_until(self._door(name).exists, f"guard {name}", child=device)
         wait_until(lambda: listens(self.port), "the SuperLink", child=self.broker)
-        for node in self.nodes:
+        for node, held in zip(self.nodes, self._node_ports, strict=True):
+            held.release()  # as for the SuperLink
             stack.callback(node.start().stop)
         stack.callback(self.server.start().stop)
 
@@ -75,10 +86,10 @@ class FlowerTrial(TrialFleet):
         )
         return Child(("device", str(policy)), self.log_of(name))
 
-    def _node(self, name: str) -> Child:
+    def _node(self, name: str, port: int) -> Child:
         return self._flower(
             f"{name}-supernode",
-            *("flower-supernode", "--insecure", "--port", str(free_port())),
+            *("flower-supernode", "--insecure", "--port", str(port)),
             *("--superlink", f"127.0.0.1:{self.port}"),
             *("--node-config", f'guard="{self._door(name).resolve()}"'),
         )
@@ -102,7 +113,7 @@ class FlowerTrial(TrialFleet):
         ]
         return self._flower(
             "run",
-            *("flwr", "run", str(self.app.resolve()), "trial", "--stream"),
+            *("flwr", "run", str(APP), "trial", "--stream"),
             *("--run-config", " ".join(words)),
         )
 

@@ -164,20 +164,8 @@ class Coordinator:
         rng = self._rng
         plain = dict(rng.choice([self._order, self._right_offer])())
         plain.pop("next", None)
-        anything = [
-            None,
-            True,
-            -1,
-            0,
-            2,
-            1 << 63,
-            1.5,
-            math.nan,
-            math.inf,
-            "",
-            "x" * 300,
-        ]
-        anything += [b"", bytes(16), [], [[[]]], {}, {"v": 1}, "café\n"]
+        anything: list[Any] = [None, True, -1, 0, 2, 1 << 63, 1.5, math.nan, math.inf]
+        anything += ["", "x" * 300, b"", bytes(16), [], [[[]]], {}, {"v": 1}, "café\n"]
         choice = rng.random()
         if choice < 0.6:
             plain[rng.choice(list(plain))] = rng.choice(anything)
