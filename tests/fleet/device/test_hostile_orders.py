@@ -25,7 +25,7 @@ def test_no_order_is_charged_wrongly_or_crashes_the_guard(tmp_path: Path) -> Non
     campaign = attacked(tmp_path, 2000)
     assert campaign.breaches == []
     assert campaign.fresh > 10 and campaign.charged >= campaign.fresh
-    assert len(campaign.mischief) == 10
+    assert len(campaign.attacks) == 10
     assert {"accepted", "answered", "policy", "bad-model"} <= set(campaign.answers)
 
 
@@ -49,7 +49,7 @@ def test_the_campaign_finds_a_guard_that_checks_nothing(
     assert any("outside the policy" in breach for breach in campaign.breaches)
 
 
-def test_the_campaign_finds_a_wrong_charge(
+def test_the_campaign_finds_an_incorrect_charge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = guard_module.noise_multiplier
@@ -69,4 +69,4 @@ def test_the_campaign_finds_a_shift_that_does_not_follow_from_the_messages(
 
     monkeypatch.setattr(guard_module, "next_state", secret)
     campaign = attacked(tmp_path, 1000)
-    assert any("their shift lead" in breach for breach in campaign.breaches)
+    assert any("steps and their shift" in breach for breach in campaign.breaches)
