@@ -192,7 +192,7 @@ class Ledger:
         return pays
 
     def affords_cost(self, charge: Charge) -> Bools:
-        """Return whose cost budget can pay; others refused lack privacy budget."""
+        """Return which devices can pay the cost; if refused, they lack privacy."""
         cost = self._cost + floats(charge.cost)
         return np.asarray(cost <= self._limits[2] * (1 + _ROUNDING))
 
