@@ -160,7 +160,7 @@ def spent(plan: fb.Plan, rounds: Sequence[int], budget: fb.Budget) -> Array:
     ledger = Ledger(None, num_devices=plan.num_devices)
     charge = Charge(steps=plan.tau, noise_multiplier=plan.noise_multiplier, cost=0.0)
     for number in range(max(rounds)):
-        ledger.charge(charge, who=np.array(rounds) > number)
+        ledger.charge(charge, mask=np.array(rounds) > number)
     assert budget.delta == 1e-4  # what a ledger without a budget counts at
     return ledger.epsilon
 

@@ -29,7 +29,7 @@ def charged(plan: fb.Plan, ledger: Ledger, rounds: int, prices: fb.Prices) -> Ru
             noise_multiplier=plan.noise_multiplier,
             cost=prices.run_cost(rounds=1, tau=plan.tau, batch_size=plan.batch_size),
         )
-        assert (ledger.charge(charge, who=asked) == asked).all()
+        assert (ledger.charge(charge, mask=asked) == asked).all()
     last = round_of(rounds, epsilon=ledger.epsilon, cost=ledger.cost)
     return Run(theta=np.zeros(5), rounds=[last] * rounds, plan=plan)
 

@@ -155,7 +155,7 @@ def main() -> None:
     print(f"memory    {used['VmRSS']:.1f} MB RSS after {ROUNDS} rounds over TLS")
     print(f"peak      {used['VmHWM']:.1f} MB RSS, while the file was read")
     median = 1000 * statistics.median(seconds)
-    print(f"round     {median:.0f} ms median, {TAU} steps, charge and answer")
+    print(f"round     {median:.0f} ms (median), {TAU} steps, charge and answer")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather
 from fedbudget.fleet.demo import Terms, write_site
 from fedbudget.fleet.device.guard import Guard
-from fedbudget.fleet.device.ledger_file import Accounts, StoredAnswer
+from fedbudget.fleet.device.ledger_file import LedgerFile, StoredAnswer
 from fedbudget.fleet.device.policy import Policy, read_policy
 from fedbudget.fleet.device.process import Device
 from fedbudget.fleet.device.statement import read_statement
@@ -113,11 +113,11 @@ class Site:
         """Return the last answer of a run with its drift state; restarts the guard."""
         self.guard.close()
         data = self.policy.data
-        accounts = Accounts(
+        ledger = LedgerFile(
             self.policy.ledger, self.policy.budget, lineage=data.lineage
         )
-        answer = accounts.last_answer(run)
-        accounts.close()
+        answer = ledger.last_answer(run)
+        ledger.close()
         self.guard = Guard(self.policy)
         return answer
 

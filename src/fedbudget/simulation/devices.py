@@ -176,7 +176,7 @@ class SimulatedDevices:
         self._charged.add((self._noise, first_step, self._digest_of(plan)))
         drawn = self._drawn.get(self._noise, 0)
         self._drawn[self._noise] = max(drawn, first_step + plan.tau)
-        return self.ledger.charge(self._charge(plan, first_step), who=selected)
+        return self.ledger.charge(self._charge(plan, first_step), mask=selected)
 
     def _digest_of(self, plan: Plan) -> bytes:
         """Return the digest of a plan, computed once per plan."""
