@@ -19,7 +19,7 @@ def test_a_budget_refuses_what_buys_nothing(field: str, value: object) -> None:
 
 
 def test_delta_must_be_below_one() -> None:
-    with pytest.raises(InvalidInputError, match="below 1 and finite, got 1: take less"):
+    with pytest.raises(InvalidInputError, match="below 1 and finite, got 1: use less"):
         Budget(epsilon=1.0, delta=1.0, cost=1.0)
 
 

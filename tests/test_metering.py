@@ -286,7 +286,7 @@ def test_a_certificate_of_a_device_is_refused_before_it_connects(
 def test_two_at_a_time_are_told_that_they_are(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedbudget.metering._PATIENCE", 2.0)
+    monkeypatch.setattr("fedbudget.metering._TIMEOUT", 2.0)
     with through_broker(address(broker), b"a", b"b") as first:
         first.round()
         with through_broker(address(broker), b"a", b"b"):
@@ -299,7 +299,7 @@ def test_a_broker_whose_rules_forbid_it_is_told_so(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "measure", lambda what: f"fedbudget/1/secret/{what}")
-    monkeypatch.setattr("fedbudget.metering._PATIENCE", 2.0)
+    monkeypatch.setattr("fedbudget.metering._TIMEOUT", 2.0)
     with pytest.raises(MeasuringError, match=r"check (that its rules|--broker)"):
         with through_broker(address(broker), b"a", b"b") as link:
             link.round()

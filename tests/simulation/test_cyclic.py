@@ -67,10 +67,12 @@ def test_a_pass_takes_every_dealt_row_once() -> None:
     batch, deal = Batch(sampling="cyclic", size=5), dealt(SEED, 2, 33)
     assert sorted(deal) == list(range(33))
     rng = np.random.default_rng()
-    drawn = [batch.draw(33, rng, step=step, dealt=deal) for step in range(4, 4 + 6)]
+    drawn = [
+        batch.draw(33, rng, step=step, permutation=deal) for step in range(4, 4 + 6)
+    ]
     assert sorted(np.concatenate(drawn)) == sorted(deal[:30])
-    assert (batch.draw(33, rng, step=10, dealt=deal) == drawn[0]).all()
-    with pytest.raises(fb.InvalidInputError, match="order in which the rows were"):
+    assert (batch.draw(33, rng, step=10, permutation=deal) == drawn[0]).all()
+    with pytest.raises(fb.InvalidInputError, match="need a permutation of the rows"):
         batch.draw(33, rng)
 
 
