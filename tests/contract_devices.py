@@ -26,7 +26,7 @@ from fedbudget.data import Dataset, Part
 from fedbudget.ledger import Charge, Ledger
 from fedbudget.losses import Floats
 from fedbudget.simulation.devices import SimulatedDevices
-from fedbudget.training import Devices, KeptInMemory, Measures, Order, Replies
+from fedbudget.training import Devices, InMemory, Measures, Order, Replies
 
 SIZES = (40, 9, 25, 33)  # training rows per device
 DIM = 3
@@ -311,7 +311,7 @@ class DevicesContract:
         before = run(dead, plan, 1, 3)[-1]
         devices = make(DATA, budget=LARGE, prices=PRICES, after=dead)
         devices.begin(plan)
-        if isinstance(devices, KeptInMemory):
+        if isinstance(devices, InMemory):
             order = Order(number=4, theta=before.theta, plan=plan, state=before.state)
             devices.catch_up(order)
         rest = run(devices, plan, 4, 5, after=before)

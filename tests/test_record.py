@@ -199,7 +199,7 @@ def test_of_many_devices_everything_is_read_back(tmp_path: Path) -> None:
     for number, latest in ((1, first), (2, second)):
         record.add_round(latest, {"rounds_done": np.array(number)})
     held = read_run(tmp_path / "run").rounds
-    refused[100] = "its reason was not kept"
+    refused[100] = "its reason was not stored"
     assert_same(held, [first, replace(second, refused=refused)])
     row = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
     assert row["epsilon"] == {"min": 0.0, "median": 2.0, "max": 4.0}

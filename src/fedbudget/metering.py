@@ -156,8 +156,8 @@ def through_broker(broker: BrokerAddress, order: bytes, reply: bytes) -> Iterato
         if not connection.wait_tried(_TIMEOUT):
             reason = connection.problem or f"no answer in {_TIMEOUT:g} s"
             raise MeasuringError(
-                f"broker {broker} cannot be reached ({reason}): check --broker, and the "
-                "files of --ca, --certificate and --key"
+                f"broker {broker} cannot be reached ({reason}): check --broker, and "
+                "the files of --ca, --certificate and --key"
             )
         link = _MqttLink(connection, connects, order, reply)
         try:
@@ -227,7 +227,8 @@ class _MqttLink:
                 raise MeasuringError(
                     f"broker {self._connection.broker} sent nothing in {_TIMEOUT:g} "
                     f"s: check that its rules let {MEASURE!r} read and write "
-                    f"{topics.measure('#')}, as those in deploy/ do, and that {_ONLY_USER}"
+                    f"{topics.measure('#')}, as those in deploy/ do, and that "
+                    f"{_ONLY_USER}"
                 )
         self._connection.acknowledge(message)
 
@@ -317,8 +318,8 @@ class Measured:
         one_of("unit", unit, UNITS)
         if unit not in self.units:
             raise InvalidInputError(
-                "unit 'joules' needs a measurement of energy: give --watts, or run on a "
-                "machine with readable RAPL counters (on Linux, as root)"
+                "unit 'joules' needs a measurement of energy: give --watts, or run on "
+                "a machine with readable RAPL counters (on Linux, as root)"
             )
         return getattr(self.round, unit), getattr(self.step, unit)
 
