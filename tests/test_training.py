@@ -374,7 +374,7 @@ class TestInterrupted:
         devices = fb.SimulatedDevices(DATA)
         fb.train(plan, devices)
         self.cut(tmp_path / "run", devices, after=first)
-        with pytest.raises(fb.InvalidInputError, match="have taken 0,"):
+        with pytest.raises(fb.InvalidInputError, match="have taken only 0,"):
             fb.train(
                 PLAN, fb.SimulatedDevices(DATA), after=first, record=tmp_path / "run"
             )

@@ -326,7 +326,7 @@ def test_advice_on_weak_promises_and_lost_answers(folder: Path) -> None:
         rounds=rounds,
     )
     told = " ".join(item.text for item in advice(weak, None))
-    assert "weak promise" in told
+    assert "weak guarantee" in told
     assert "Delta 0.5 is not below one over the" in told
     assert f"refused {len(rounds)} rounds" in told
     assert f"{len(rounds)} answers were paid for" in told
