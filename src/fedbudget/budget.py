@@ -15,7 +15,7 @@ MOST_EPSILON, MOST_COST, LEAST_DELTA = 1e12, 1e100, 1e-100
 # Defaults.
 DELTA = 1e-4  # the paper's
 COMMUNICATION_PRICE, COMPUTATION_PRICE = 100, 1  # of a round, of a step; the paper's
-# No default exists: the values in new configs, demos, UI pages and estimators.
+# Initial values in new configs, demos, UI pages and estimators; there is no default.
 FIRST_EPSILON, FIRST_COST = 4.0, 1000.0
 
 

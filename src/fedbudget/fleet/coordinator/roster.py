@@ -26,6 +26,7 @@ from fedbudget.fleet.transport.channel import Channel, Message
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.planning import Plan, plan
+from fedbudget.planning.settings import PLANNER
 from fedbudget.problem import USUAL_DISSIMILARITY, Problem
 
 _log = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ def plan_fleet(
     found: list[Declaration],
     *,
     dissimilarity: str | float = USUAL_DISSIMILARITY,
-    planner: str = "joint",
+    planner: str = PLANNER,
 ) -> tuple[Plan, list[Declaration]]:
     """Plan for those who fit together, and return them; others are left out by name.
 
