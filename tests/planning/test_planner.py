@@ -252,7 +252,7 @@ def test_the_binding_budget_follows_the_budgets() -> None:
     [
         (fb.Budget(epsilon=[4.0, 101.0, 4.0], cost=1000), "epsilon 101 of device 1 is"),
         (fb.Budget(epsilon=4, delta=0.01, cost=1000), "delta 0.01 is not below one"),
-        (fb.Budget(epsilon=1e12, cost=1e100), "weak promise"),  # the largest
+        (fb.Budget(epsilon=1e12, cost=1e100), "weak guarantee"),  # the largest
         (fb.Budget(epsilon=[4.0, 10.1, 4.0], cost=1000), "epsilon 10.1 of device 1"),
     ],
 )

@@ -331,7 +331,7 @@ def test_advice_on_weak_promises_and_lost_answers(folder: Path) -> None:
         rounds=rounds,
     )
     text = " ".join(item.text for item in advice(weak, None))
-    assert "weak promise" in text
+    assert "weak guarantee" in text
     assert "Delta 0.5 is not below one over the" in text
     count = len(rounds)
     assert f"refused {count} requests" in text

@@ -43,7 +43,7 @@ def reference(
                 rng=np.random.default_rng(),
                 shift=shifts[m],
                 first_step=number * plan.tau,
-                dealt=orders[m],
+                permutation=orders[m],
             )
             for m, (a, b) in enumerate(pairwise(OFFSETS))
         ]

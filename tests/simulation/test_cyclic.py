@@ -67,10 +67,12 @@ def test_a_pass_takes_every_row_of_its_blocks_once() -> None:
     batch, order = Batch(sampling="cyclic", size=5), shuffled(SEED, 2, 33)
     assert sorted(order) == list(range(33))
     rng = np.random.default_rng()
-    drawn = [batch.draw(33, rng, step=step, dealt=order) for step in range(4, 4 + 6)]
+    drawn = [
+        batch.draw(33, rng, step=step, permutation=order) for step in range(4, 4 + 6)
+    ]
     assert sorted(np.concatenate(drawn)) == sorted(order[:30])
-    assert (batch.draw(33, rng, step=10, dealt=order) == drawn[0]).all()
-    with pytest.raises(fb.InvalidInputError, match="order in which the rows were"):
+    assert (batch.draw(33, rng, step=10, permutation=order) == drawn[0]).all()
+    with pytest.raises(fb.InvalidInputError, match="need a permutation of the rows"):
         batch.draw(33, rng)
 
 

@@ -141,7 +141,7 @@ def test_devices_that_keep_theirs_to_themselves_are_refused() -> None:
             self.run_round = inner.run_round
 
     plan = fb.plan(data.problem(), budget, prices)
-    with pytest.raises(fb.InvalidInputError, match="keep theirs to themselves"):
+    with pytest.raises(fb.InvalidInputError, match="which real devices do not send"):
         fb.train(plan, Silent(), personal=True)
 
 

@@ -16,7 +16,7 @@ from fedbudget.checks import Array, floats, whole, within
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.planning.plans import Plan
 from fedbudget.privacy import GDP, Accountant, NoisyGradients
-from fedbudget.privacy.runs import weak_promises
+from fedbudget.privacy.runs import weak_guarantees
 from fedbudget.problem import Problem
 
 # Bounds the search where a step or a round is free. Progress and noise depend on
@@ -266,7 +266,7 @@ def _cautions(setting: Setting, choice: Choice) -> Iterator[str]:
         yield f"the search stops at {MAX_STEPS} steps: more steps might be better"
     problem = setting.problem
     epsilon, delta, _ = setting.budget.per_device(problem.num_devices)
-    yield from weak_promises(epsilon, delta, problem.num_samples)
+    yield from weak_guarantees(epsilon, delta, problem.num_samples)
 
 
 def unit_multiplier(problem: Problem, budget: Budget, accountant: Accountant) -> Array:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbudget.planning.advice import better
-from fedbudget.privacy.runs import weak_promises
+from fedbudget.privacy.runs import weak_guarantees
 from fedbudget.record import RecordedRun
 from fedbudget.reporting.comparison import (
     CENTRAL,
@@ -48,7 +48,7 @@ def _about_privacy(run: RecordedRun) -> Iterator[Advice]:
             "baseline, and do not release its model.",
         )
         return
-    for weakness in weak_promises(plan.epsilon, plan.delta, plan.num_samples):
+    for weakness in weak_guarantees(plan.epsilon, plan.delta, plan.num_samples):
         yield Advice(kind="fair", text=f"{_sentence(weakness)}.")
 
 

@@ -63,7 +63,7 @@ def reference_runs(plan: RoundPlan, repeats: int) -> np.ndarray:
                     batch=Batch(sampling=plan.sampling, size=int(sizes[m])),
                     rng=rng,
                     first_step=number * plan.tau,
-                    dealt=orders[m],
+                    permutation=orders[m],
                 )
                 for m in range(2)
             ]

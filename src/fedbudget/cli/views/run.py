@@ -21,7 +21,7 @@ from fedbudget.cli.views.layout import (
     show_title,
 )
 from fedbudget.planning import Plan
-from fedbudget.privacy.runs import weak_promises
+from fedbudget.privacy.runs import weak_guarantees
 from fedbudget.simulation.sweeping import Sweep
 from fedbudget.text import counted, span
 from fedbudget.training import Run
@@ -74,7 +74,7 @@ def show_run(source: Source, budget: Budget, run: Run, *, record: str | None) ->
             show_item(console, run.advice)
         if run.plan.accountant != "none":
             epsilon, delta, _ = budget.per_device(run.plan.num_devices)
-            for caution in weak_promises(epsilon, delta, run.plan.num_samples):
+            for caution in weak_guarantees(epsilon, delta, run.plan.num_samples):
                 show_item(console, caution)
 
 
