@@ -223,7 +223,7 @@ def test_progress_shows_only_after_a_while(
     with output.progress("quick") as advance:
         advance()
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(output, "PATIENCE", 0.01)
+    monkeypatch.setattr(output, "PROGRESS_DELAY", 0.01)
     with output.progress("slow", total=2) as advance:
         advance()
         deadline = time.monotonic() + 30

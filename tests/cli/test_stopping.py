@@ -120,7 +120,7 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(
         done = int(state["rounds_done"])
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err.lstrip() == (
-        f"stopped after round {done}; run the same command to go on\n"
+        f"stopped after round {done}; run the same command to continue\n"
     )
     again = run_python(COMMAND, *arguments, "--out", str(out), "--json")
     assert (again.code, again.err) == (0, "")

@@ -33,8 +33,8 @@ def test_the_table_shows_shape_schedule_and_prices(
         "cost 1000",
         "█",
         "▁",
-        "per unit of more epsilon",
-        "per unit of more cost",
+        "saved per unit of epsilon",
+        "saved per unit of cost",
     ):
         assert words in result.out
     assert "does not pay for one round" in result.out

@@ -97,7 +97,7 @@ def test_prices_are_written_into_any_spelling(
     run(capsys, "init", "sensors.csv", "--label", "alarm", "--device", "sensor_id")
     path = tmp_path / "fedbudget.toml"
     first, _, rest = path.read_text().partition("[prices]")
-    rest = rest[rest.index("# A device may set its own") :]
+    rest = rest[rest.index("# Budgets and prices of a single device") :]
     text = rest + first if prices.lstrip().startswith("[") else first + rest
     before = prices + text.replace("\n", "\r\n" if "\r" in prices else "\n")
     path.write_bytes(before.encode())
@@ -218,7 +218,7 @@ def test_the_fleets_broker_takes_the_certificate_for_measuring_and_no_other(
         ((*STEP, "--broker", "a:b"), 2, ("'a:b'", "HOST:PORT")),
         ((*STEP, "--broker", "127.0.0.1:1", *QUICK), 1, ("cannot be reached",)),
         ((*STEP, "--broker", "[::1]:1", *QUICK), 1, ("broker [::1]:1 cannot",)),
-        ((*STEP, "--ca", "ca.pem"), 2, ("--ca", "name --broker")),
+        ((*STEP, "--ca", "ca.pem"), 2, ("--ca", "add --broker")),
         ((*STEP, "--broker", "a", "--ca", "b"), 2, ("--certificate is missing",)),
         (("none.toml",), 2, ("none.toml",)),
     ],

@@ -88,7 +88,7 @@ def test_sampling_reaches_the_planner_and_the_table(
     found = plan_json(capsys, *arguments.split(), *BUDGET)
     assert found["sampling"] == "cyclic"
     result = run(capsys, *arguments.split(), *BUDGET)
-    assert "64: 4 disjoint ones, taken in turn" in result.out
+    assert "64: 4 disjoint batches, used in turn" in result.out
 
 
 def test_the_table_says_all_that_matters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_the_table_says_all_that_matters(capsys: pytest.CaptureFixture[str]) -> 
         "local steps per round",
         "replace one",
         "of 1000 units",
-        "What holds the loss up",
+        "What limits the loss",
         "rows in the unit ball",
         "Preschool",
     ):

@@ -93,7 +93,7 @@ def test_the_record_says_what_was_asked(
     lines = (out / "rounds.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert min(row["answered"] for row in rows) < 5
-    assert "of 5 devices in a round" in result.out
+    assert "of 5 devices per round" in result.out
 
 
 def test_without_a_folder_nothing_is_recorded(
@@ -102,7 +102,7 @@ def test_without_a_folder_nothing_is_recorded(
     arguments = sensors(tmp_path)
     monkeypatch.chdir(tmp_path)
     result = run(capsys, "train", *arguments, *BUDGET)
-    assert "none: name a folder with --out" in result.out
+    assert "none; use --out FOLDER to save the run" in result.out
     assert {p.name for p in tmp_path.iterdir()} == {"sensors.csv", "schema.json"}
 
 
@@ -140,7 +140,7 @@ def test_devices_without_test_rows(
     assert set(found["measured"]) == {"train_loss"}
     result = run(capsys, "train", *arguments, *BUDGET)
     assert result.code == 0
-    assert "nothing to test it on" in result.out
+    assert "Result: no test rows" in result.out
     assert "no device has test rows: no test accuracy" in result.out
 
 
@@ -153,7 +153,7 @@ def test_labels_that_are_numbers_have_no_accuracy(
     arguments = (str(path), "--label", "heat", "--device", "who")
     result = run(capsys, "train", *arguments, *BUDGET)
     assert result.code == 0
-    assert "the labels are numbers: a loss, but no accuracy" in result.out
+    assert "the labels are numbers: there is a loss, but no accuracy" in result.out
 
 
 class Bar(output.Bar):
@@ -184,7 +184,7 @@ def test_the_bar_says_when_kernels_are_compiled() -> None:
     bar = Bar()
     with output.telling_of_compilation(bar, "training"):
         numba.njit(lambda x: x + 1)(1)
-    assert "compiling the kernels" in bar.shown[0][0]
+    assert "compiling kernels" in bar.shown[0][0]
     assert bar.shown[-1] == ("training", None)
     numba.njit(lambda x: x + 2)(1)
     assert bar.shown[-1] == ("training", None)
@@ -255,7 +255,7 @@ def test_personal_models_stand_beside_the_global_one(
 ) -> None:
     arguments = (*sensors(tmp_path), *BUDGET, "--personal")
     shown = run(capsys, "train", *arguments).out
-    for words in ("global", "personal", "alone", "constant", "nothing sent"):
+    for words in ("global", "personal", "local only", "constant", "sends nothing"):
         assert words in shown
     measured = train_json(capsys, *arguments)["measured"]
     assert 0 <= measured["personal_test_accuracy"] <= 1
