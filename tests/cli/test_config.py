@@ -99,11 +99,11 @@ def test_devices_set_budgets_of_their_own(
     own += "s4 = { communication = 40 }\n"
     config.write_text(config.read_text() + own)
     result = run(capsys, "plan", "fedbudget.toml", "--json", "--epsilon", "3")
-    found = json.loads(result.out)
-    assert found["epsilon"][1] == pytest.approx(1.5)  # whatever the command line says
-    assert found["epsilon"][0] == pytest.approx(3)
-    assert found["cost"][1] <= 450
-    assert found["cost"][4] < found["cost"][0]
+    printed = json.loads(result.out)
+    assert printed["epsilon"][1] == pytest.approx(1.5)  # overrides the command line
+    assert printed["epsilon"][0] == pytest.approx(3)
+    assert printed["cost"][1] <= 450
+    assert printed["cost"][4] < printed["cost"][0]
     result = run(capsys, "train", "fedbudget.toml", "--json")
     assert (result.code, result.err) == (0, "")
     assert json.loads(result.out)["epsilon"][1] == pytest.approx(1.5)

@@ -55,12 +55,12 @@ def stopped(
     return out
 
 
-def train(arguments: tuple[str, ...], out: Path, *more: str) -> Result:
+def train(arguments: tuple[str, ...], out: Path, *options: str) -> Result:
     """Run the command here: only what a signal ends needs a process of its own."""
     shown, err = StringIO(), StringIO()
     with redirect_stdout(shown), redirect_stderr(err):
         with pytest.raises(SystemExit) as stop:
-            main([*arguments, "--out", str(out), "--json", *more])
+            main([*arguments, "--out", str(out), "--json", *options])
     assert isinstance(stop.value.code, int)
     return Result(stop.value.code, shown.getvalue(), err.getvalue())
 
@@ -68,7 +68,7 @@ def train(arguments: tuple[str, ...], out: Path, *more: str) -> Result:
 def interrupt(arguments: tuple[str, ...], out: Path, how: signal.Signals) -> Result:
     """Start a run and send it a signal after a few rounds.
 
-    Where the machine is busy the run may be over by then: it is started once more.
+    On a busy machine the run may end before that: it is then started again.
     """
     for _ in range(5):
         result = _interrupt_once(arguments, out, how)
@@ -102,13 +102,13 @@ def rounds(out: Path) -> list[str]:
 
 def theta(out: Path) -> list[float]:
     with np.load(out / "model.npz") as model:
-        found: list[float] = model["theta"].tolist()
-    return found
+        values: list[float] = model["theta"].tolist()
+    return values
 
 
-def assert_same(found: Path, whole: Path) -> None:
-    assert theta(found) == theta(whole)
-    assert rounds(found) == rounds(whole)
+def assert_same(folder: Path, whole: Path) -> None:
+    assert theta(folder) == theta(whole)
+    assert rounds(folder) == rounds(whole)
 
 
 def test_ctrl_c_leaves_a_folder_that_goes_on(
@@ -165,11 +165,11 @@ def test_ctrl_c_inside_llvm_is_held_back() -> None:
         "def callback():\n    signal.raise_signal(signal.SIGINT)\n    return 'whole'",
         inside,
     )
-    found = []
+    results = []
     with pytest.raises(KeyboardInterrupt), ctrl_c_outside_llvm():
-        found.append(inside["callback"]())
+        results.append(inside["callback"]())
         time.sleep(30)
-    assert found == ["whole"]
+    assert results == ["whole"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -225,7 +225,7 @@ def test_a_finished_folder_is_not_touched(
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("options", "says"),
     [
         (("--seed", "1"), "run"),  # other rows for training, hence another plan or data
         (("--epsilon", "40"), "another plan"),
@@ -235,10 +235,10 @@ def test_a_finished_folder_is_not_touched(
     ],
 )
 def test_a_folder_of_another_run_is_not_touched(
-    arguments: tuple[str, ...], stopped: Path, more: tuple[str, ...], says: str
+    arguments: tuple[str, ...], stopped: Path, options: tuple[str, ...], says: str
 ) -> None:
     before = {path: path.read_bytes() for path in stopped.iterdir()}
-    result = train(arguments, stopped, *more)
+    result = train(arguments, stopped, *options)
     line = result.err.splitlines(keepends=True)[-1]  # after the one on --no-privacy
     assert_one_line(
         Result(result.code, result.out, line), code=1, says=(str(stopped), says)

@@ -44,7 +44,7 @@ def explore_page() -> None:
     st.title("Explore budgets")
     st.caption(
         "Set the privacy and cost budgets of a device; the planner chooses the rest. "
-        "Only the shape of the data is needed, no data."
+        "No data are read: a plan needs only their shape."
     )
     headline = st.container()
     left, right = st.columns([3, 7], gap="large")

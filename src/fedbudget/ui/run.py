@@ -175,7 +175,7 @@ class Runner:
 
 NOT_PRIVATE = (
     "Accuracies and losses are NOT private: they are measured on the devices' own "
-    "rows, which only a simulation can read."
+    "rows, as only a simulation can."
 )
 
 

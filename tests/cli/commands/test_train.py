@@ -21,8 +21,8 @@ def train_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str,
     result = run(capsys, "train", *arguments, "--json")
     assert (result.code, result.err) == (0, "")
     assert result.out.count("\n") == 1
-    found: dict[str, Any] = json.loads(result.out)
-    return found
+    printed: dict[str, Any] = json.loads(result.out)
+    return printed
 
 
 def test_json_is_the_run_of_the_library(
@@ -30,7 +30,7 @@ def test_json_is_the_run_of_the_library(
 ) -> None:
     arguments = sensors(tmp_path)
     out = tmp_path / "run"
-    found = train_json(capsys, *arguments, *BUDGET, "--seed", "3", "--out", str(out))
+    printed = train_json(capsys, *arguments, *BUDGET, "--seed", "3", "--out", str(out))
     data = fb.from_table(
         arguments[0],
         label="alarm",
@@ -44,15 +44,15 @@ def test_json_is_the_run_of_the_library(
     devices = fb.SimulatedDevices(data, seed=3, budget=budget, prices=prices)
     trained = fb.train(plan, devices)
     planned = plan.to_dict()
-    assert planned.pop("loss") == found["loss_name"]
-    assert planned.items() <= found.items()
-    assert found["accuracy"] == trained.measured["test_accuracy"]
-    assert found["loss"] == trained.measured["train_loss"]
-    assert found["measured"] == trained.measured
-    assert found["rounds_run"] == plan.rounds
-    assert found["record"] == str(out)
-    assert found["data"] == str(data)
-    assert found["seconds"] > 0
+    assert planned.pop("loss") == printed["loss_name"]
+    assert planned.items() <= printed.items()
+    assert printed["accuracy"] == trained.measured["test_accuracy"]
+    assert printed["loss"] == trained.measured["train_loss"]
+    assert printed["measured"] == trained.measured
+    assert printed["rounds_run"] == plan.rounds
+    assert printed["record"] == str(out)
+    assert printed["data"] == str(data)
+    assert printed["seconds"] > 0
     with np.load(out / "model.npz") as model:
         assert model["theta"].tolist() == trained.theta.tolist()
 
@@ -83,12 +83,12 @@ def test_the_record_says_what_was_asked(
 ) -> None:
     arguments = sensors(tmp_path)
     out = tmp_path / "deep" / "run"
-    more = ("--participation", "0.5", "--seed", "2")
-    result = run(capsys, "train", *arguments, *BUDGET, *more, "--out", str(out))
+    options = ("--participation", "0.5", "--seed", "2")
+    result = run(capsys, "train", *arguments, *BUDGET, *options, "--out", str(out))
     assert result.code == 0
     about = json.loads((out / "about.json").read_text())
-    told = {"seed": 2, "participation": 0.5, "label": "alarm"}
-    assert told.items() <= about.items()
+    settings = {"seed": 2, "participation": 0.5, "label": "alarm"}
+    assert settings.items() <= about.items()
     assert about["data"].startswith("sensors: 5 devices")
     lines = (out / "rounds.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -106,11 +106,11 @@ def test_without_a_folder_nothing_is_recorded(
     assert {p.name for p in tmp_path.iterdir()} == {"sensors.csv", "schema.json"}
 
 
-@pytest.mark.parametrize("more", [(), ("--json",)])
+@pytest.mark.parametrize("options", [(), ("--json",)])
 def test_the_stand_in_says_that_it_is_synthetic(
-    capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    result = run(capsys, "train", "vehicle", *BUDGET, *more)
+    result = run(capsys, "train", "vehicle", *BUDGET, *options)
     assert result.code == 0
     assert "SYNTHETIC" in result.out
 
@@ -125,19 +125,19 @@ def test_a_baseline_without_privacy_is_loud(
     assert result.err.count("\n") == 1
     assert "NOT PRIVATE: no noise was added" in result.out
     result = run(capsys, "train", *arguments, *BUDGET, "--no-privacy", "--json")
-    found = json.loads(result.out)
-    assert found["noise_std"] == [0.0] * 5
-    assert found["epsilon"] == [None] * 5
-    assert found["privacy"].startswith("NOT PRIVATE")
+    printed = json.loads(result.out)
+    assert printed["noise_std"] == [0.0] * 5
+    assert printed["epsilon"] == [None] * 5
+    assert printed["privacy"].startswith("NOT PRIVATE")
 
 
 def test_devices_without_test_rows(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     arguments = sensors(tmp_path, rows=40, devices=40)
-    found = train_json(capsys, *arguments, *BUDGET)
-    assert found["accuracy"] is None
-    assert set(found["measured"]) == {"train_loss"}
+    printed = train_json(capsys, *arguments, *BUDGET)
+    assert printed["accuracy"] is None
+    assert set(printed["measured"]) == {"train_loss"}
     result = run(capsys, "train", *arguments, *BUDGET)
     assert result.code == 0
     assert "Result: no test rows" in result.out
@@ -157,7 +157,7 @@ def test_labels_that_are_numbers_have_no_accuracy(
 
 
 class Bar(output.Bar):
-    """Keeps what it is told to show."""
+    """Record what it shows."""
 
     def __init__(self) -> None:
         self.shown: list[tuple[str, int | None]] = []
@@ -266,11 +266,13 @@ def test_dissimilarity_is_measured_and_paid_for(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     arguments = (*sensors(tmp_path), *BUDGET, "--dissimilarity", "measure")
-    found = train_json(capsys, *arguments)
-    stated = found["constants"]["dissimilarity"]
+    printed = train_json(capsys, *arguments)
+    stated = printed["constants"]["dissimilarity"]
     assert stated["source"] == "measured privately"
-    assert max(found["epsilon"]) <= 4 and min(found["prior_mu"]) > 0
+    assert max(printed["epsilon"]) <= 4 and min(printed["prior_mu"]) > 0
     # The query took one round of one step: of the rest, whole rounds are left.
-    assert max(found["cost"]) == 101 + found["rounds"] * (100 + found["tau"]) <= 1000
+    assert (
+        max(printed["cost"]) == 101 + printed["rounds"] * (100 + printed["tau"]) <= 1000
+    )
     shown = run(capsys, "train", *arguments).out
-    assert f"cost     {max(found['cost']):.0f} of 1000" in shown
+    assert f"cost     {max(printed['cost']):.0f} of 1000" in shown

@@ -21,7 +21,7 @@ USES = {
     "measure with a config; estimators",
     "ray": "sweep --backend ray",
     "dask": "sweep --backend dask",
-    "fleet": "fleet demo without mosquitto: an MQTT broker in Python",
+    "fleet": "fleet broker and fleet demo: an MQTT broker in Python",
     "flower": "the coordinator as a Flower app: flwr run deploy/flower",
     "interop": "export FILE.onnx",
     "track": "train --track; one of its packages is enough",

@@ -193,7 +193,7 @@ def _budgets(drafted: Draft) -> Iterator[str]:
     yield ""
     yield "[plan]"
     yield f'planner = "{PLANNER}"  # or "bound", "paper"'
-    yield f'accountant = "{ACCOUNTANT}"  # or "zcdp", "pld"'
+    yield f'accountant = "{ACCOUNTANT}"  # exact; or "zcdp", "pld"'
     yield f'weights = "{WEIGHTING}"  # or "uniform", "size"'
     yield '# dissimilarity = "mild"  # how heterogeneous: iid, mild, strong'
     yield '# loss = "logistic"  # default: the one that fits the label'

@@ -26,9 +26,7 @@ from fedbudget.simulation.sweeping import Sweep
 from fedbudget.text import counted, span
 from fedbudget.training import Run
 
-NOT_PRIVATE = (
-    "NOT private: measured on the devices' own rows, which only a simulation can read"
-)
+NOT_PRIVATE = "NOT private: measured on the devices' own rows, as only a simulation can"
 MEANS = "mean over each device's own rows, then over the devices that have any"
 
 
