@@ -411,9 +411,9 @@ def test_going_on_with_devices_that_did_not_run_the_first_part_is_refused(
 
 def test_a_plan_that_promises_more_than_its_noise_keeps_is_refused() -> None:
     loud = replace(PLAN, noise_std=PLAN.noise_std / 20)
-    with pytest.raises(fb.InvalidInputError, match="as this plan claims: plan again"):
+    with pytest.raises(fb.InvalidInputError, match="as this plan states: plan again"):
         fb.train(loud, fb.SimulatedDevices(DATA))
-    with pytest.raises(fb.InvalidInputError, match="as this plan claims: plan again"):
+    with pytest.raises(fb.InvalidInputError, match="as this plan states: plan again"):
         fb.sweep(DATA, [PLAN, loud], seeds=[0])
 
 

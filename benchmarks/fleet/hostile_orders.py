@@ -1,10 +1,10 @@
-"""A coordinator that means harm: many thousands of orders against one guard.
+"""A hostile coordinator: many thousands of orders against one guard.
 
     python benchmarks/fleet/hostile_orders.py --orders 100000
 
-What is sent, and what a guard may do, is in tests/fleet/device/hostile_orders.py, whose
+Messages, and what a guard may do, are in tests/fleet/device/hostile_orders.py, whose
 short form `make test` runs. The exit code is 1, with a line for each breach, if there
-is one. What is sent follows --seed, but for keys.
+is one. The messages follow from --seed, except for keys.
 """
 
 import argparse

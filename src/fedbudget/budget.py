@@ -14,9 +14,6 @@ MOST_EPSILON, MOST_COST, LEAST_DELTA = 1e12, 1e100, 1e-100
 
 # What is taken where nobody says otherwise.
 DELTA = 1e-4  # the paper's
-
-# What is taken where nobody says otherwise.
-DELTA = 1e-4  # the paper's
 COMMUNICATION_PRICE, COMPUTATION_PRICE = 100, 1  # of a round, of a step; the paper's
 # Where a user has to say: what first configs, demos, pages and estimators begin with.
 FIRST_EPSILON, FIRST_COST = 4.0, 1000.0

@@ -96,10 +96,10 @@ def test_rounds_replies_and_sweeps_take_the_references_steps(
     swept = sweep_runs(packed, theta, plans, rounds=[4] * 5, seeds=[1, 2])
     assert swept[:, 0] == pytest.approx(np.stack(expected), abs=2e-5)
     assert swept[:, 1] == pytest.approx(np.stack(expected), abs=2e-5)
-    alone = sweep_runs(packed, theta, plans[:1], rounds=[4], seeds=[1])
-    assert alone[0, 0] == pytest.approx(expected[0], abs=2e-5)
+    single = sweep_runs(packed, theta, plans[:1], rounds=[4], seeds=[1])
+    assert single[0, 0] == pytest.approx(expected[0], abs=2e-5)
     if isinstance(packed.rows, SparseRows):
-        return  # the rest shares its steps with the above, and takes long to compile
+        return  # the rest shares its steps with the above and compiles slowly
     models = run_rounds(packed, theta, plans[0], rounds=4, seed=1)
     assert models[-1] == pytest.approx(expected[0], abs=2e-5)
     replies = device_replies(packed, theta, plans[0], seed=1)
@@ -107,7 +107,7 @@ def test_rounds_replies_and_sweeps_take_the_references_steps(
 
 
 @pytest.mark.parametrize("loss", [LOSSES[0], LOSSES[4]], ids=lambda loss: loss.name)
-def test_drift_control_takes_the_references_steps(loss: Loss) -> None:
+def test_drift_correction_takes_the_references_steps(loss: Loss) -> None:
     x, y = rows("dense"), labels(loss)
     packed = pack_rows(x, y, OFFSETS, loss=loss)
     theta = np.random.default_rng(9).normal(size=packed.num_params)
@@ -123,7 +123,7 @@ def test_drift_control_takes_the_references_steps(loss: Loss) -> None:
     assert models[-1] == pytest.approx(expected[0], abs=2e-5)
 
 
-def test_drift_control_ends_the_bias_of_local_steps() -> None:
+def test_drift_correction_removes_the_bias_of_local_steps() -> None:
     x, loss = rows("dense"), Logistic(l2=0.1)
     y = labels(loss)
     packed = pack_rows(x, y, OFFSETS, loss=loss)
@@ -140,7 +140,7 @@ def test_drift_control_ends_the_bias_of_local_steps() -> None:
     )
 
 
-def test_with_drift_control_the_mean_has_the_noise_of_every_device() -> None:
+def test_with_drift_correction_the_mean_has_the_noise_of_every_device() -> None:
     loss = Logistic()
     y = labels(loss)
     packed = pack_rows(rows("dense"), y, OFFSETS, loss=loss)
@@ -163,7 +163,7 @@ def test_with_drift_control_the_mean_has_the_noise_of_every_device() -> None:
         for s in range(300)
     ]
     expected = np.sqrt(np.sum((WEIGHTS * [1.0, 2.0, 3.0, 4.0]) ** 2))
-    # 300 x 37 normals: their spread is known to 0.7 %; four times that
+    # 300 x 37 normals: the standard error of their spread is 0.7 %; four times that
     assert np.std(noise) == pytest.approx(expected, rel=0.03)
 
 
@@ -173,7 +173,7 @@ def test_merged_columns_take_the_references_steps() -> None:
     packed = pack_rows(x, y, OFFSETS, loss=loss)
     one_by_one = pack_rows(x, y, np.array([0, len(y)]), loss=loss)
     assert one_by_one.merged is not None
-    assert packed.merged is None  # its devices are too small for that to pay
+    assert packed.merged is None  # its devices have too few rows
     merged = PackedRows(
         loss=loss,
         dim=packed.dim,
@@ -186,7 +186,7 @@ def test_merged_columns_take_the_references_steps() -> None:
     )
 
 
-def test_layouts_are_found_from_the_rows() -> None:
+def test_the_layout_follows_from_the_rows() -> None:
     y = labels(Logistic())
     kinds = [
         type(pack_rows(rows(kind), y, OFFSETS, loss=Logistic()).rows)

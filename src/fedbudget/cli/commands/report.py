@@ -39,7 +39,7 @@ def report(
     """Write an HTML page about a run: plan, privacy, curves, devices, advice."""
     from fedbudget.record import read_run
     from fedbudget.reporting.advice import advice
-    from fedbudget.reporting.comparison import kept_comparison
+    from fedbudget.reporting.comparison import stored_comparison
     from fedbudget.reporting.run_report import report as write_report
 
     with progress("reading the run") as bar:
@@ -50,7 +50,7 @@ def report(
             on_part=lambda name: bar.show(f"measuring: {name}"),
         )
     recorded = read_run(run)
-    comparison = None if no_compare else kept_comparison(recorded)
+    comparison = None if no_compare else stored_comparison(recorded)
     items = advice(recorded, comparison)
     if as_json:
         print_json(
