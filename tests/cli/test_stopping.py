@@ -1,4 +1,4 @@
-"""A run that is stopped, killed or out of room goes on to the same numbers."""
+"""A run that is stopped, killed or out of disk space resumes to the same numbers."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.cli.running import Result, assert_one_line, run_python
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals differ")
 
 COMMAND = "from fedbudget.cli import main; main()"
-# Small steps on unlike devices that talk for free: a round for each step they can pay.
+# Small steps, heterogeneous devices and free communication: rounds of one step.
 MANY_ROUNDS = (
     *("--epsilon", "50", "--cost", "300", "--learning-rate", "0.01"),
     *("--communication-price", "0", "--dissimilarity", "10"),
@@ -37,7 +37,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def whole(arguments: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing interrupted."""
+    """The folder of an uninterrupted run."""
     out = tmp_path_factory.mktemp("whole") / "run"
     result = train(arguments, out)
     assert (result.code, result.err) == (0, "")
@@ -56,7 +56,7 @@ def stopped(
 
 
 def train(arguments: tuple[str, ...], out: Path, *options: str) -> Result:
-    """Run the command here: only what a signal ends needs a process of its own."""
+    """Run the command in this process; only a signal needs another process."""
     shown, err = StringIO(), StringIO()
     with redirect_stdout(shown), redirect_stderr(err):
         with pytest.raises(SystemExit) as stop:
@@ -181,7 +181,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
     shutil.copytree(stopped, out)
     partial = out / ".state.npz.partial"
     partial.unlink(missing_ok=True)
-    partial.symlink_to("/dev/full")  # every write to it finds the disk full
+    partial.symlink_to("/dev/full")  # every write fails: disk full
     full = train(arguments, out)
     assert_one_line(full, code=1, says=(str(out), "No space left", "resumed"))
     assert not partial.is_symlink()  # removed

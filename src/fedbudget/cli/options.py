@@ -276,7 +276,7 @@ Sampling: TypeAlias = Annotated[
         metavar="auto|fixed|cyclic",
         help="How batches smaller than a device's data are drawn. fixed: at random in "
         "every step. cyclic: partitioned once, then used in turn. auto: cyclic if "
-        "samples have a price, else fixed.",
+        "samples have a price.",
         rich_help_panel=PLANNING,
     ),
 ]

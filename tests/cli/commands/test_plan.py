@@ -1,4 +1,4 @@
-"""`fedbudget plan`: what it says, to people and to machines."""
+"""`fedbudget plan`: its text and its JSON."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`fedbudget train`: what it says, to people and to machines."""
+"""`fedbudget train`: its text and its JSON."""
 
 import json
 from dataclasses import replace
@@ -191,7 +191,7 @@ def test_the_bar_says_when_kernels_are_compiled() -> None:
 
 
 def only_error(result: Result) -> Result:
-    """Drop the warnings about bounds that were read off the rows."""
+    """Drop the warnings about bounds that were read from the rows."""
     lines = result.err.splitlines(keepends=True)
     assert all(line.startswith("warning: NOT PRIVATE") for line in lines[:-1])
     return replace(result, err=lines[-1])
@@ -270,7 +270,7 @@ def test_dissimilarity_is_measured_and_paid_for(
     stated = printed["constants"]["dissimilarity"]
     assert stated["source"] == "measured privately"
     assert max(printed["epsilon"]) <= 4 and min(printed["prior_mu"]) > 0
-    # The query took one round of one step: of the rest, whole rounds are left.
+    # The query cost one round of one step; the rest pays for whole rounds.
     assert (
         max(printed["cost"]) == 101 + printed["rounds"] * (100 + printed["tau"]) <= 1000
     )
