@@ -1,4 +1,4 @@
-"""Whatever is asked: one line that says what is wrong, and the right exit code."""
+"""Invalid input gives one line on stderr and the right exit code."""
 
 import json
 from dataclasses import replace
@@ -68,7 +68,7 @@ BUDGET = "--epsilon 4 --cost 1000"
         # What typer finds wrong.
         (f"{FLEET} --epsilon four --cost 1000", 2, ("--epsilon", "'four'", "--help")),
         (f"{FLEET} {BUDGET} --batch-size 1.5", 2, ("--batch-size", "'1.5'", "--help")),
-        ("plan no.toml", 2, ("config 'no.toml' is not there", "fedbudget init")),
+        ("plan no.toml", 2, ("config 'no.toml' does not exist", "fedbudget init")),
         (f"ledger show {__file__}", 1, (__file__, "ledger.sqlite")),
         (f"{FLEET} --cost 1000", 2, ("--epsilon", "fedbudget plan --help")),
         (f"{FLEET} --epsilon 4", 2, ("--cost", "fedbudget plan --help")),

@@ -145,7 +145,7 @@ def test_a_run_is_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     out = folder / "model.json"
     result = run(capsys, "export", str(folder), str(out))
     assert result.code == 0
-    assert "promised: (4, 0.0001)-differential privacy" in result.words
+    assert "privacy: (4, 0.0001)-differential privacy" in result.words
     assert "follows from seed 0: no privacy guarantee against" in result.words
     assert json.loads(out.read_text()) == model.to_dict()
     import joblib
