@@ -119,10 +119,10 @@ def next_shift(shift: Floats, reply: Floats, average: Floats, *, tau: int) -> Fl
     """Return the shift that a device adds to theta in every step of its next round.
 
     Drift correction: with heterogeneous (unlike) devices, tau local steps move a device
-    away from the average, by reply - average. The shift cancels this deviation: each of
-    the tau steps takes back 1 / tau of it. The shifts' weighted mean is zero, so they
-    do not move the average. It is SCAFFOLD's control variate (Karimireddy et al. 2020,
-    option II) in the form of Scaffnew (Mishchenko et al. 2022).
+    away from the average, by reply - average. The shift cancels this deviation: it
+    corrects each of the tau steps by 1 / tau of it. The shifts' weighted mean is zero,
+    so they do not move the average. It is SCAFFOLD's control variate (Karimireddy et
+    al. 2020, option II) in the form of Scaffnew (Mishchenko et al. 2022).
 
     A device computes it from its own reply and the next order: no extra message is
     sent. Both were released already, so it costs no privacy.
