@@ -77,7 +77,7 @@ PARTS: dict[str, Plans] = {
     "weights uniform": with_options(weights="uniform"),
     "weights by size": with_options(weights="size"),
     "no momentum": without_momentum,
-    "no drift correction": with_options(drift_control=False),
+    "no drift correction": with_options(drift_correction=False),
     "zcdp": with_options(accountant="zcdp"),
     "tau 1": single_steps,
     "batches of 256": small_batches,

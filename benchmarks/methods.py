@@ -67,7 +67,7 @@ def single_steps(problem: fb.Problem, budget: fb.Budget) -> fb.Plan:
     """Return the best plan of one step per round: rate, momentum, weights planned."""
     # A step costs as much as a round of one step, an upload costs nothing.
     single = fb.Prices(communication=0, computation=101)
-    plan = fb.plan(problem, budget, single, drift_control=False)
+    plan = fb.plan(problem, budget, single, drift_correction=False)
     return replace(plan, tau=1, rounds=plan.steps)
 
 

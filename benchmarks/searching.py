@@ -31,7 +31,7 @@ FINE: dict[str, tuple[Any, ...]] = {
     "rate": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
     "momentum": (0.0, 0.5, 0.8),
     "power": (0.0, 0.5, 1.0),  # weights as a power of a device's rows
-    "drift_control": (False, True),
+    "drift_correction": (False, True),
 }
 KEPT = (12, 12)  # of the screening, and of the finalists
 SCREENED, COMPARED = 3, 6  # splits
@@ -50,7 +50,7 @@ class GridIndex(NamedTuple):
     rate: int
     momentum: int
     power: int
-    drift_control: int
+    drift_correction: int
 
     def point(self, epsilon: float, cost: float) -> Point:
         """Return the values, for one budget."""
@@ -65,7 +65,7 @@ class GridIndex(NamedTuple):
             learning_rate=rate,
             momentum=momentum,
             power=power,
-            drift_control=drift,
+            drift_correction=drift,
         )
 
     def neighbours(self) -> Iterator["GridIndex"]:

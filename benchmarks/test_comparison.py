@@ -144,7 +144,7 @@ def test_settings_are_picked_with_noise_that_no_score_has() -> None:
 def test_a_search_keeps_picking_and_scoring_apart() -> None:
     points = {index.point(4, 1000) for index in searching.coarse()}
     assert {p.learning_rate for p in points} == {1, 4, 16, 64}
-    assert {p.drift_control for p in points} == {False, True}
+    assert {p.drift_correction for p in points} == {False, True}
     assert all(p.cost <= 1000 for p in points)
     index = next(searching.coarse())
     near = list(index.neighbours())
@@ -157,14 +157,14 @@ def test_parts_are_taken_away_from_equal_budgets() -> None:
     problem = CASES[0].load(0).problem()
     budget = fb.Budget(epsilon=4.0, delta=1e-4, cost=1000)
     default = fb.plan(problem, budget, PRICES)
-    assert default.momentum > 0 and default.drift_control
+    assert default.momentum > 0 and default.drift_correction
     for name, variant in ablation.PARTS.items():
         plan = variant(problem, budget)
         plan.check_promise()
         assert plan.epsilon.max() <= 4.0 and plan.cost.max() <= 1000, name
     plans = {name: make(problem, budget) for name, make in ablation.PARTS.items()}
     assert plans["no momentum"].momentum == 0 and plans["tau 1"].tau == 1
-    assert not plans["no drift correction"].drift_control
+    assert not plans["no drift correction"].drift_correction
     assert plans["zcdp"].accountant == "zcdp"
     assert np.ptp(plans["weights uniform"].weights) < 1e-12
     assert plans["batches of 256"].batch_size.max() == 256

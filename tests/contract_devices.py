@@ -297,20 +297,20 @@ class DevicesContract:
         self, make: Make, momentum: float
     ) -> None:
         ends = {"last_round": [5, 5, 2, 4]}
-        plan = plan_for(DATA, momentum=momentum, drift_control=True, **ends)
+        plan = plan_for(DATA, momentum=momentum, drift_correction=True, **ends)
         finished = fb.train(plan, make(DATA, budget=LARGE, prices=PRICES))
         expected = drift_corrected(DATA, plan, np.zeros(DIM))[-1]
         assert finished.theta == pytest.approx(expected, abs=PRECISION)
         # Without it, devices this heterogeneous end at another model.
         uncorrected = fb.train(
-            replace(plan, drift_control=False), SimulatedDevices(DATA)
+            replace(plan, drift_correction=False), SimulatedDevices(DATA)
         )
         assert np.abs(uncorrected.theta - expected).max() > 100 * PRECISION
 
     def test_a_server_started_again_continues_as_if_not_killed(
         self, make: Make
     ) -> None:
-        plan = plan_for(DATA, drift_control=True)
+        plan = plan_for(DATA, drift_correction=True)
         killed = self.start(make, plan)
         before = run(killed, plan, 1, 3)[-1]
         devices = make(DATA, budget=LARGE, prices=PRICES, after=killed)

@@ -119,7 +119,7 @@ def test_training_continues_without_a_silent_device() -> None:
 
 def test_a_continued_run_starts_from_the_model_and_draws_new_noise() -> None:
     # With drift correction, a continued run starts without the shifts of the first.
-    plan = fb.plan(PROBLEM, BUDGET, PRICES, drift_control=False)
+    plan = fb.plan(PROBLEM, BUDGET, PRICES, drift_correction=False)
     whole = fb.SimulatedDevices(DATA, seed=3)
     straight = fb.train(replace(plan, momentum=0.0), whole)
     parts = fb.SimulatedDevices(DATA, seed=3)

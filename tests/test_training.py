@@ -472,7 +472,7 @@ sys.path[:0] = [{tests!r}, {root!r}]
 from test_training import DATA, changed
 import fedbudget as fb
 
-plan = changed(rounds=500, tau=2, drift_control=True)
+plan = changed(rounds=500, tau=2, drift_correction=True)
 fb.train(plan, fb.SimulatedDevices(DATA, seed=1), record=sys.argv[1])
 """
 
@@ -486,7 +486,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_numbers(tmp_path: Path) -
             [sys.executable, "-c", script, str(folder)], env=os.environ.copy()
         )
 
-    plan = changed(rounds=500, tau=2, drift_control=True)
+    plan = changed(rounds=500, tau=2, drift_correction=True)
     whole = fb.train(plan, fb.SimulatedDevices(DATA, seed=1))
     killed = 0
     for _ in range(20):

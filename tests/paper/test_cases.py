@@ -93,10 +93,10 @@ def test_the_full_grid_varies_all_that_is_planned() -> None:
     points = full_grid(QUICK, iid=False)
     assert {p.power for p in points} == set(QUICK.powers)
     assert {p.momentum for p in points} == set(QUICK.momenta)
-    assert {p.drift_control for p in points} == {False, True}
+    assert {p.drift_correction for p in points} == {False, True}
     iid = full_grid(QUICK, iid=True)
-    assert {(p.power, p.drift_control) for p in iid} == {(QUICK.powers[0], False)}
-    assert all(p.tau > 1 and p.rounds > 1 for p in points if p.drift_control)
+    assert {(p.power, p.drift_correction) for p in iid} == {(QUICK.powers[0], False)}
+    assert all(p.tau > 1 and p.rounds > 1 for p in points if p.drift_correction)
     assert all(p.rounds >= 3 for p in points if p.momentum > 0)
 
 

@@ -107,7 +107,7 @@ def test_the_grid_is_picked_on_one_noise_and_scored_on_another(
     ("change", "same"),
     [
         ({"tau": 2}, False),
-        ({"drift_control": True}, False),
+        ({"drift_correction": True}, False),
         ({"momentum": 0.5}, False),
         ({"noise_std": np.array([2.0, 2.0])}, False),
         ({"reasons": ("another",)}, True),

@@ -269,7 +269,7 @@ def test_heterogeneous_devices_take_fewer_local_steps() -> None:
         problem = fb.Problem(
             num_samples=ADULT.num_samples, dim=102, dissimilarity=dissimilarity
         )
-        return fb.plan(problem, BUDGET, PRICES, drift_control=False).tau
+        return fb.plan(problem, BUDGET, PRICES, drift_correction=False).tau
 
     assert tau(0.1) > tau(0.35) > tau(1.0)
 
@@ -280,14 +280,14 @@ def test_drift_is_corrected_if_it_matters_and_is_allowed() -> None:
         return fb.Problem(num_samples=sizes, dim=102, dissimilarity=dissimilarity)
 
     corrected = fb.plan(problem("strong"), BUDGET, PRICES)
-    assert corrected.drift_control
+    assert corrected.drift_correction
     assert any("drift correction" in reason for reason in corrected.reasons)
-    without = fb.plan(problem("strong"), BUDGET, PRICES, drift_control=False)
-    assert not without.drift_control
+    without = fb.plan(problem("strong"), BUDGET, PRICES, drift_correction=False)
+    assert not without.drift_correction
     assert without.tau < corrected.tau
     assert without.predicted_loss > corrected.predicted_loss
     low = fb.Budget(epsilon=0.3, delta=1e-4, cost=1000)
-    assert not fb.plan(problem("iid"), low, PRICES).drift_control
+    assert not fb.plan(problem("iid"), low, PRICES).drift_correction
 
 
 def test_noisy_devices_have_smaller_weights() -> None:
@@ -366,7 +366,7 @@ def test_an_invalid_plan_is_refused() -> None:
         ({"momentum": None}, "momentum must be at least 0"),
         ({"l2": "a"}, "l2 must be a number"),
         ({"lipschitz": None}, "lipschitz must be above 0"),
-        ({"drift_control": "no"}, "drift_control must be true or false, got 'no'"),
+        ({"drift_correction": "no"}, "drift_correction must be true or false, got 'no'"),
         ({"epsilon": 5}, "epsilon must be a list, one per device, got 5"),
         ({"epsilon": None}, "epsilon must be a list"),
         ({"noise_std": "abc"}, "noise_std must be a number, or one number per device"),

@@ -48,7 +48,7 @@ def reference(
             for m, (a, b) in enumerate(pairwise(OFFSETS))
         ]
         theta = weighted_mean(replies, np.asarray(plan.weights))
-        if plan.drift_control:
+        if plan.drift_correction:
             shifts = [
                 next_shift(shift, reply, theta, tau=plan.tau)
                 for shift, reply in zip(shifts, replies, strict=True)

@@ -40,7 +40,7 @@ _DESCRIPTIONS: dict[str, str] = {
     "reasons": "the reasons for this plan, in words",
     "last_round": "last round of each device; null: all take part to the end",
     "advice": "a hint if federating is not predicted to pay; else empty",
-    "drift_control": "whether each device corrects its local steps by its last "
+    "drift_correction": "whether each device corrects its local steps by its last "
     "deviation from the average",
     "device_rounds": "number of rounds of each device",
     "privacy": "the privacy statement, in words",

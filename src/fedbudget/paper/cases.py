@@ -147,7 +147,7 @@ class Point:
     learning_rate: float
     momentum: float = 0.0
     power: float = 0.0  # weights as a power of a device's rows; 0 is uniform
-    drift_control: bool = False
+    drift_correction: bool = False
 
     @property
     def steps(self) -> int:
@@ -191,7 +191,7 @@ class Maker:
             rounds=point.rounds,
             learning_rate=point.learning_rate,
             momentum=point.momentum,
-            drift_control=point.drift_control,
+            drift_correction=point.drift_correction,
             noise_std=template.noise_std * np.sqrt(point.steps),
             weights=power_weights(template.num_samples, point.power),
             cost=np.full(template.num_devices, point.cost),

@@ -62,7 +62,7 @@ def full_grid(scale: Scale, *, iid: bool) -> list[Point]:
             learning_rate=rate,
             momentum=momentum,
             power=power,
-            drift_control=control,
+            drift_correction=control,
         )
         for tau in scale.full_taus
         for rounds in _some_rounds(tau, scale, few if tau <= 50 else {1, 2})

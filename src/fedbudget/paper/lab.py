@@ -89,7 +89,7 @@ class Entry:
             "rounds": plan.rounds,
             "learning_rate": float(plan.learning_rate),
             "momentum": float(plan.momentum),
-            "drift_control": bool(plan.drift_control),
+            "drift_correction": bool(plan.drift_correction),
             "largest_weight": float(plan.weights.max()),
             "accountant": plan.accountant,
             "spent_epsilon": float(plan.epsilon.max()),

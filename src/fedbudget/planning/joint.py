@@ -51,7 +51,7 @@ class SearchResult:
     rounds: int
     learning_rate: float
     momentum: float
-    drift_control: bool
+    drift_correction: bool
     kappa: float
     loss: float
     parts: dict[str, float]  # the terms of the loss
@@ -83,7 +83,7 @@ def choose_joint(setting: Setting) -> Choice:
         rounds=best.rounds,
         learning_rate=best.learning_rate,
         momentum=best.momentum,
-        drift_control=best.drift_control,
+        drift_correction=best.drift_correction,
         batch_size=option.batch_size,
         weights=weights,
         predicted_loss=best.loss,
@@ -206,7 +206,7 @@ def _score(
         rounds=int(schedule.rounds[index]),
         learning_rate=float(schedule.learning_rate[index]),
         momentum=float(schedule.momentum[index]),
-        drift_control=bool(corrected[index, column]),
+        drift_correction=bool(corrected[index, column]),
         kappa=float(option.weighting.kappa[column]),
         loss=float(loss[index, column]),
         parts={name: float(part[index, column]) for name, part in parts.items()},
@@ -260,7 +260,7 @@ def _reasons(
             f"server momentum {best.momentum:.2g}: makes every step "
             f"{1 / (1 - best.momentum):.2g} times longer, and costs nothing"
         )
-    if best.drift_control:
+    if best.drift_correction:
         yield (
             "drift correction: each device corrects its local steps by its last "
             "deviation from the average; nothing more is sent, and it costs no privacy"

@@ -56,7 +56,7 @@ def plan(
     target: str = TARGET,
     batch_size: ArrayLike | None = None,
     learning_rate: float | None = None,
-    drift_control: bool = True,
+    drift_correction: bool = True,
     sampling: str = SAMPLING,
 ) -> Plan:
     """Return the best plan within both budgets of every device.
@@ -77,7 +77,7 @@ def plan(
             are their own target.
         batch_size: Samples per gradient; planned if left out.
         learning_rate: Planned if left out.
-        drift_control: Whether `joint` may use drift correction. It needs devices that
+        drift_correction: Whether `joint` may use drift correction. It needs devices that
             keep a state between rounds.
         sampling: How batches below full size are drawn. `fixed`: drawn again in every
             step, as in the paper. `cyclic`: rows are partitioned once into disjoint
@@ -117,7 +117,7 @@ def plan(
         target=target,
         batch_size=check_batch_size(problem, batch_size),
         learning_rate=_checked_rate(learning_rate),
-        drift_control=drift_control,
+        drift_correction=drift_correction,
         cyclic=_is_cyclic(sampling, planner, accountant, prices),
     )
     choice = PLANNERS[planner](setting)

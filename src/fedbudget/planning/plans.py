@@ -62,7 +62,7 @@ class Plan:
     # The last round of each device; None: every device takes part to the end.
     last_round: NDArray[np.int64] | None = None
     advice: str = ""  # set if federating is not predicted to pay
-    drift_control: bool = False  # drift correction, for heterogeneous devices
+    drift_correction: bool = False  # drift correction, for heterogeneous devices
     prior_releases: tuple[str, ...] = ()  # the measurements that cost `prior_mu`
 
     def __post_init__(self) -> None:
@@ -74,9 +74,9 @@ class Plan:
         number("momentum", self.momentum, least=0, below=1)
         number("l2", self.l2, least=0)
         number("lipschitz", self.lipschitz, above=0)
-        if not isinstance(self.drift_control, bool | np.bool_):
+        if not isinstance(self.drift_correction, bool | np.bool_):
             raise InvalidInputError(
-                f"drift_control must be true or false, got {self.drift_control!r}"
+                f"drift_correction must be true or false, got {self.drift_correction!r}"
             )
         for name in (*_COUNTS, *_REALS):
             kind = np.int64 if name in _COUNTS else np.float64

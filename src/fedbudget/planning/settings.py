@@ -41,7 +41,7 @@ class Setting:
     sampled_excess: float = 1.0  # noise of sampled steps over its limit for many steps
     batch_size: NDArray[np.int64] | None = None  # None: to be planned
     learning_rate: float | None = None  # None: to be planned
-    drift_control: bool = True  # whether a planner may use drift correction
+    drift_correction: bool = True  # whether a planner may use drift correction
     cyclic: bool = False  # batches below full size are disjoint and taken in turn
 
     def sampling(self, batch_size: NDArray[np.int64]) -> str:
@@ -131,7 +131,7 @@ class Choice:
     rounds: int
     learning_rate: float
     momentum: float = 0.0
-    drift_control: bool = False
+    drift_correction: bool = False
     batch_size: NDArray[np.int64]
     weights: Array
     predicted_loss: float
@@ -201,7 +201,7 @@ def complete(
         rounds=choice.rounds,
         learning_rate=choice.learning_rate,
         momentum=choice.momentum,
-        drift_control=choice.drift_control,
+        drift_correction=choice.drift_correction,
         sampling=sampling,
         num_samples=problem.num_samples,
         batch_size=choice.batch_size,

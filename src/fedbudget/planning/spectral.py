@@ -193,7 +193,7 @@ def predicted_parts(
     drift = parts["drift of local steps"]
     saved = drift - DRIFT * dissimilarity_sq * response.corrected[:, None]
     corrected = saved > _MIN_CORRECTION_GAIN * np.sum(list(parts.values()), axis=0)
-    corrected &= setting.drift_control
+    corrected &= setting.drift_correction
     parts["drift of local steps"] = np.where(corrected, drift - saved, drift)
     return parts, corrected
 

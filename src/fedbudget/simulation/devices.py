@@ -228,7 +228,7 @@ class SimulatedDevices:
         plan, rows = order.plan, self._rows(order.plan.model)
         # One round of the kernels: the server itself adds momentum between rounds.
         kernel_plan = round_plan(plan, np.where(answered, plan.weights, 0.0))
-        if plan.drift_control:
+        if plan.drift_correction:
             shifts = no_shifts(rows, kernel_plan) if shifts is None else shifts.copy()
         models = run_rounds(
             rows,
@@ -293,7 +293,7 @@ def round_plan(plan: Plan, weights: Array) -> RoundPlan:
         weights=weights / weights.sum(),
         sampling=cast(Sampling, plan.sampling),
         momentum=plan.momentum,
-        drift_control=plan.drift_control,
+        drift_correction=plan.drift_correction,
     )
 
 

@@ -35,7 +35,7 @@ PLAN = fb.plan(
     fb.Budget(epsilon=4, cost=1000),
     fb.Prices(communication=100, computation=1),
     weights="uniform",
-    drift_control=False,
+    drift_correction=False,
 )
 ROUND_COST = 100.0 + PLAN.tau
 THETA = np.array([0.5, -0.5, 0.25, 0.0])
@@ -558,7 +558,7 @@ def test_a_run_goes_on_only_in_its_own_precision(site: Site) -> None:
 
 
 def test_a_run_with_drift_correction_states_it_and_allows_for_it(site: Site) -> None:
-    plan = replace(PLAN, drift_control=True, momentum=0.25)
+    plan = replace(PLAN, drift_correction=True, momentum=0.25)
     # The norm over four numbers is twice this.
     move = 1.5 * max_distance(plan, 1, THETA) / 2
     script: Script = lambda o: [reply_to(o, "b", theta=moved(o, move))]  # noqa: E731

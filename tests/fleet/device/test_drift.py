@@ -248,7 +248,7 @@ def test_an_offer_without_drift_correction_has_the_same_bytes_as_before() -> Non
 def test_honest_devices_stay_within_reach(l2: float) -> None:
     """The reach covers drift correction and noise, and is not too loose."""
     noise = np.array([0.05, 0.5, 0.1, 2.0])
-    plan = replace(plan_for(DATA, noise_std=noise, drift_control=True), l2=l2)
+    plan = replace(plan_for(DATA, noise_std=noise, drift_correction=True), l2=l2)
     rng = np.random.default_rng(1)
     model: Array = np.zeros(DIM)
     shifts, reach = np.zeros((4, DIM)), np.zeros(4)

@@ -63,7 +63,7 @@ def labels(loss: Loss) -> Labels:
 
 
 def full_plan(
-    learning_rate: float = 0.7, tau: int = 3, drift_control: bool = False
+    learning_rate: float = 0.7, tau: int = 3, drift_correction: bool = False
 ) -> RoundPlan:
     return RoundPlan(
         tau=tau,
@@ -72,7 +72,7 @@ def full_plan(
         noise_std=0.0,
         weights=WEIGHTS,
         sampling="full",
-        drift_control=drift_control,
+        drift_correction=drift_correction,
     )
 
 
@@ -111,7 +111,7 @@ def test_drift_correction_takes_the_references_steps(loss: Loss) -> None:
     x, y = rows("dense"), labels(loss)
     packed = pack_rows(x, y, OFFSETS, loss=loss)
     theta = np.random.default_rng(9).normal(size=packed.num_params)
-    plans = [full_plan(rate, drift_control=True) for rate in (0.7, 0.1, 0.2, 0.3)]
+    plans = [full_plan(rate, drift_correction=True) for rate in (0.7, 0.1, 0.2, 0.3)]
     expected = [reference(loss, x, y, theta, plan, 4) for plan in plans]
     assert np.abs(expected[0] - reference(loss, x, y, theta, full_plan(), 4)).max() > (
         1e-3
@@ -129,13 +129,13 @@ def test_drift_correction_removes_the_bias_of_local_steps() -> None:
     packed = pack_rows(x, y, OFFSETS, loss=loss)
     start = np.zeros(packed.num_params)
 
-    def end(tau: int, rounds: int, drift_control: bool = False) -> Floats:
-        plan = full_plan(tau=tau, drift_control=drift_control)
+    def end(tau: int, rounds: int, drift_correction: bool = False) -> Floats:
+        plan = full_plan(tau=tau, drift_correction=drift_correction)
         return np.asarray(run_rounds(packed, start, plan, rounds=rounds, seed=1)[-1])
 
     optimum = end(tau=1, rounds=2000)
     assert np.abs(end(tau=20, rounds=400) - optimum).max() > 1e-2
-    assert end(tau=20, rounds=400, drift_control=True) == pytest.approx(
+    assert end(tau=20, rounds=400, drift_correction=True) == pytest.approx(
         optimum, abs=1e-4
     )
 
@@ -152,7 +152,7 @@ def test_with_drift_correction_the_mean_has_the_noise_of_every_device() -> None:
             noise_std=std,
             weights=WEIGHTS,
             sampling="full",
-            drift_control=True,
+            drift_correction=True,
         )
         for std in (np.zeros(4), np.array([1.0, 2.0, 3.0, 4.0]))
     )

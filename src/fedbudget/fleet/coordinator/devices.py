@@ -77,7 +77,7 @@ def offers_of(
                 l2=plan.l2,
                 dim=plan.dim,
                 precision=precision,
-                drift_momentum=plan.momentum if plan.drift_control else None,
+                drift_momentum=plan.momentum if plan.drift_correction else None,
             )
 
 

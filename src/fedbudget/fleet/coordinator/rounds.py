@@ -139,7 +139,7 @@ class ShiftLimit:
 
         A device that missed rounds has an older shift, so the limit never decreases.
         """
-        while self._plan.drift_control and self._rounds < round - 1:
+        while self._plan.drift_correction and self._rounds < round - 1:
             self._rounds += 1
             order = self._checkpoints.order(self._rounds)
             average = self._checkpoints.closed_round(self._rounds)

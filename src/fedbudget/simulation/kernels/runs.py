@@ -61,7 +61,7 @@ class RoundPlan:
     weights: ArrayLike  # p_m; a device with weight 0 does not take part
     sampling: Sampling = "fixed"
     momentum: float = 0.0  # of the server's update, between rounds
-    drift_control: bool = False  # see `algorithm.next_shift`
+    drift_correction: bool = False  # see `algorithm.next_shift`
 
 
 def _check_plan(plan: RoundPlan, packed: PackedRows) -> None:
@@ -120,7 +120,7 @@ def run_rounds(
 def no_shifts(packed: PackedRows, plan: RoundPlan) -> NDArray[np.float32]:
     """Return the devices' shifts before the first round: one row each, all zero."""
     lanes = len(_work([plan], packed).learning_rate)
-    num_rows = packed.num_devices if plan.drift_control else 0
+    num_rows = packed.num_devices if plan.drift_correction else 0
     return np.zeros((num_rows, packed.dim * lanes), dtype=np.float32)
 
 
@@ -275,7 +275,7 @@ def _group_key(plan: RoundPlan, packed: PackedRows) -> tuple[int, bool, str, byt
     sizes = b""
     if plan.sampling in ("poisson", "cyclic"):
         sizes = per_device("batch_size", plan.batch_size, packed.num_devices).tobytes()
-    return plan.tau, plan.drift_control, plan.sampling, sizes
+    return plan.tau, plan.drift_correction, plan.sampling, sizes
 
 
 def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
@@ -318,7 +318,7 @@ def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
         smallest=sizes.min(axis=1).astype(np.int64),
         largest=sizes.max(axis=1).astype(np.int64),
         noisy=noise_std.any(axis=1),
-        drift_corrected=plans[0].drift_control,
+        drift_corrected=plans[0].drift_correction,
     )
 
 
