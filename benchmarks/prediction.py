@@ -25,7 +25,9 @@ def candidates(problem: fb.Problem) -> list[fb.Plan]:
     plans = []
     for epsilon in EPSILONS:
         budget = fb.Budget(epsilon=epsilon, delta=1e-4, cost=COST)
-        plan = fb.plan(problem, budget, prices, weights="uniform", drift_correction=False)
+        plan = fb.plan(
+            problem, budget, prices, weights="uniform", drift_correction=False
+        )
         for tau in TAUS:
             rounds = COST // (100 + tau)
             noise = GDP.noise_std(

@@ -269,6 +269,21 @@ def test_a_folder_of_an_older_version_is_read_reported_and_resumed(
     assert "of 3" in fb.report(folder).read_text()
 
 
+def test_a_run_is_resumed_whatever_words_explain_its_plan(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(OLD / "few", folder)
+    plan = read_run(folder).plan
+    reworded = replace(plan, reasons=("in other words",), advice="")
+    state, rounds = fb.Record(folder).open(reworded)
+    assert state is not None and len(rounds) == 2
+    for other in (replace(plan, tau=plan.tau + 1), replace(plan, learning_rate=0.1)):
+        with pytest.raises(fb.RecordError, match="another plan"):
+            fb.Record(folder).open(other)
+    (folder / "plan.json").write_text("[]")
+    with pytest.raises(fb.RecordError, match="another plan"):
+        fb.Record(folder).open(reworded)
+
+
 def test_a_folder_that_averaged_a_tail_is_not_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(OLD / "few", folder)

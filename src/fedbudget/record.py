@@ -51,6 +51,7 @@ from fedbudget.checks import Array
 from fedbudget.errors import RecordError
 from fedbudget.files import refusing, whole_file
 from fedbudget.planning import Plan
+from fedbudget.planning.plans import is_same_plan
 from fedbudget.text import counted
 
 # Files of a run that stopped before its plan was written: nothing to resume.
@@ -200,7 +201,7 @@ class Record:
             raise RecordError(
                 f"{self.path} is not empty and holds no run: choose another folder"
             ) from None
-        if old_plan != json.loads(_dump(plan)):
+        if not is_same_plan(old_plan, json.loads(_dump(plan))):
             raise RecordError(
                 f"{self.path} holds a run of another plan: choose another folder, or "
                 "give that plan to resume it"

@@ -366,7 +366,10 @@ def test_an_invalid_plan_is_refused() -> None:
         ({"momentum": None}, "momentum must be at least 0"),
         ({"l2": "a"}, "l2 must be a number"),
         ({"lipschitz": None}, "lipschitz must be above 0"),
-        ({"drift_correction": "no"}, "drift_correction must be true or false, got 'no'"),
+        (
+            {"drift_correction": "no"},
+            "drift_correction must be true or false, got 'no'",
+        ),
         ({"epsilon": 5}, "epsilon must be a list, one per device, got 5"),
         ({"epsilon": None}, "epsilon must be a list"),
         ({"noise_std": "abc"}, "noise_std must be a number, or one number per device"),
@@ -379,7 +382,7 @@ def test_an_invalid_plan_is_refused() -> None:
     ):
         with pytest.raises(fb.InvalidInputError, match=message):
             fb.Plan.from_dict({**plain, **changes})
-    with pytest.raises(fb.InvalidInputError, match="device 99 is not there"):
+    with pytest.raises(fb.InvalidInputError, match="device 99 does not exist"):
         dp_event(fb.plan(ADULT, BUDGET, PRICES).gradients, device=99)
 
 

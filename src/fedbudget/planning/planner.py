@@ -77,8 +77,8 @@ def plan(
             are their own target.
         batch_size: Samples per gradient; planned if left out.
         learning_rate: Planned if left out.
-        drift_correction: Whether `joint` may use drift correction. It needs devices that
-            keep a state between rounds.
+        drift_correction: Whether `joint` may use drift correction. It needs devices
+            that keep a state between rounds.
         sampling: How batches below full size are drawn. `fixed`: drawn again in every
             step, as in the paper. `cyclic`: rows are partitioned once into disjoint
             batches, taken in turn, and a pass over them costs the privacy of one step;

@@ -24,6 +24,11 @@ _REALS = ("noise_std", "weights", "epsilon", "delta", "prior_mu", "cost")
 _SAMPLINGS = ("full", "fixed", "poisson", "cyclic")
 
 
+# Keys that earlier states of this version wrote, and what they are called now.
+_RENAMED_KEYS = {"drift_control": "drift_correction"}
+_EXPLANATIONS = ("advice", "privacy", "reasons")  # texts for people
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
     """The schedule, batches, noise, weights and spending of a run.
@@ -259,6 +264,7 @@ class Plan:
             raise InvalidInputError(
                 f"this is not a plan: a {type(plain).__name__}, not names and values"
             )
+        plain = current_keys(plain)
         names = {item.name for item in fields(cls)}
         derived = {"device_rounds", "steps", "privacy"}
         if set(plain) - derived != names:
@@ -296,3 +302,22 @@ def _array(name: str, value: Any, kind: type) -> NDArray[Any]:
     array: NDArray[Any] = checked.astype(kind)
     array.setflags(write=False)
     return array
+
+
+def current_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored plan under the keys of this version."""
+    return {_RENAMED_KEYS.get(name, name): value for name, value in plain.items()}
+
+
+def is_same_plan(first: Any, second: Mapping[str, Any]) -> bool:
+    """Return whether two stored plans make the same run, however they explain it.
+
+    The first may be anything that was read from a file.
+    """
+    if not isinstance(first, Mapping):
+        return False
+    plans = [current_keys(plain) for plain in (first, second)]
+    for plain in plans:
+        for name in _EXPLANATIONS:
+            plain.pop(name, None)
+    return plans[0] == plans[1]

@@ -47,6 +47,7 @@ from fedbudget.fleet.wire.messages import (
 )
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import Plan
+from fedbudget.planning.plans import is_same_plan
 from fedbudget.training import Order, Replies
 
 
@@ -164,7 +165,7 @@ class FleetDevices:
         if stored is None:
             stored = self._store(plan)
         elif (
-            stored.plan != StoredRun.plain(plan)
+            not is_same_plan(stored.plan, StoredRun.plain(plan))
             or stored.declarations != self.declarations
         ):
             raise RecordError(
