@@ -62,7 +62,7 @@ BUDGET = "--epsilon 4 --cost 1000"
         (f"{ADULT} {BUDGET} --num-devices 99999", 2, ("99999", "32561")),
         (f"{ADULT} {BUDGET} --seed -1", 2, ("seed", "-1")),
         (f"{ADULT} {BUDGET} --loss huber", 2, ("loss 'huber'", "logistic")),
-        (f"plan vehicle {BUDGET} --path no.mat", 2, ("no.mat", "not there")),
+        (f"plan vehicle {BUDGET} --path no.mat", 2, ("no.mat", "does not exist")),
         (f"plan magic {BUDGET}", 2, ("data 'magic'", "adult")),
         (f"plan no/file.csv {BUDGET} --label y", 2, ("no/file.csv",)),
         # What typer finds wrong.

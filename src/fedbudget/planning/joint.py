@@ -267,10 +267,7 @@ def _reasons(
         )
     sampling = setting.sampling(option.batch_size)
     if sampling == "full":
-        yield (
-            "full batches: larger batches need less noise, and smaller ones would not "
-            "save enough cost"
-        )
+        yield "full batches: larger ones need less noise; smaller ones save too little"
     else:
         yield (
             f"batches of {int(np.median(option.batch_size))} (median), {sampling}"
