@@ -1,25 +1,26 @@
-"""What every part of the default plan is worth: `python benchmarks/ablation.py`.
+"""The gain of every part of the default plan: `python benchmarks/ablation.py`.
 
 Two Markdown tables, in points of test accuracy (means over devices' own test rows), at
 cost 1000. Every cell is a mean difference over splits, one run each with the same
 noise, and its 95% interval (Student's t). All plans keep the same epsilon and cost.
 
-`parts`: the default plan less the best plan without one part; above zero, it pays.
+`parts`: the default plan minus the best plan without one part; above zero, the part
+helps.
 
-    weights uniform, size   weights planned no more: every device alike, or by rows
+    weights uniform, size   weights not planned: the same for all devices, or by rows
     no momentum             of the server
-    no drift control
+    no drift correction
     zcdp                    the paper's accounting, which needs more noise
     tau 1                   one local step per round
-    batches of 256          drawn anew in every step, all counted, as in the paper
+    batches of 256          drawn again in every step, all counted, as in the paper
 
-`beyond`: what else can be planned, against doing without.
+`beyond`: other things that can be planned, against plans without them.
 
     personal budgets   half of the devices have epsilon 10, half 1; against all at 1
-    measured           dissimilarity measured with noise, paid for out of the budgets;
-                       against what was stated
+    measured           dissimilarity measured with noise, charged to the budgets;
+                       against the stated one
     re-planned         a third of the devices is lost after a third of the rounds, and
-                       the rest is planned again; against going on without them
+                       the others are planned again; against continuing the plan
 """
 
 import argparse
@@ -47,23 +48,23 @@ WORDS = ("ahead", "behind", "undecided", "the same")
 Plans = Callable[[fb.Problem, fb.Budget], fb.Plan]
 
 
-def without(**how: Any) -> Plans:
-    """Return a planner that was told to do without something."""
-    return lambda problem, budget: fb.plan(problem, budget, PRICES, **how)
+def with_options(**options: Any) -> Plans:
+    """Return a planner with these options."""
+    return lambda problem, budget: fb.plan(problem, budget, PRICES, **options)
 
 
 def without_momentum(problem: fb.Problem, budget: fb.Budget) -> fb.Plan:
-    """Plan everything else anew: `plan` has no switch for momentum."""
-    every = spectral.combinations
+    """Plan without momentum; `plan` has no option for it."""
+    combinations = spectral.combinations
 
     def none(pairs: Any, rates: Any, momenta: Any) -> Any:
         del momenta
-        return every(pairs, rates, np.zeros(1))
+        return combinations(pairs, rates, np.zeros(1))
 
     with patch.object(joint, "combinations", none):
         plan = fb.plan(problem, budget, PRICES)
     if plan.momentum:
-        raise RuntimeError(f"momentum {plan.momentum} was planned nevertheless")
+        raise RuntimeError(f"momentum {plan.momentum} was planned, expected 0")
     return plan
 
 
@@ -73,25 +74,25 @@ def small_batches(problem: fb.Problem, budget: fb.Budget) -> fb.Plan:
 
 
 PARTS: dict[str, Plans] = {
-    "weights uniform": without(weights="uniform"),
-    "weights by size": without(weights="size"),
+    "weights uniform": with_options(weights="uniform"),
+    "weights by size": with_options(weights="size"),
     "no momentum": without_momentum,
-    "no drift control": without(drift_control=False),
-    "zcdp": without(accountant="zcdp"),
+    "no drift correction": with_options(drift_correction=False),
+    "zcdp": with_options(accountant="zcdp"),
     "tau 1": single_steps,
     "batches of 256": small_batches,
 }
 
 
 class Memory:
-    """Plans that were made, by what they were made from: sizes repeat over splits."""
+    """Finished plans by their inputs: sizes repeat over splits."""
 
     def __init__(self) -> None:
         self._plans: dict[Any, fb.Plan] = {}
 
-    def plan(self, name: str, plans: Plans, data: fb.Dataset, asked: Any) -> fb.Plan:
-        """Return the plan of one way for one split's sizes."""
-        loss, epsilon = asked
+    def plan(self, name: str, plans: Plans, data: fb.Dataset, request: Any) -> fb.Plan:
+        """Return the plan of one variant for the sizes of one split."""
+        loss, epsilon = request
         key = name, loss, str(epsilon), data.num_samples.tobytes(), data.dissimilarity
         if key not in self._plans:
             budget = fb.Budget(epsilon=epsilon, delta=DELTA, cost=COST)
@@ -100,46 +101,46 @@ class Memory:
 
 
 def parts(splits: int) -> Iterator[str]:
-    """Yield a line per case and epsilon: the default plan less that without a part."""
+    """Yield a line per case and epsilon: the default plan minus the others."""
     yield from header(["case", "epsilon", "default", *PARTS])
     memory, verdicts = Memory(), Counter[tuple[str, str]]()
-    ways = {"default": without()} | PARTS
+    variants = {"default": with_options()} | PARTS
     for case in CASES:
-        found: dict[int, list[Any]] = {epsilon: [] for epsilon in EPSILONS}
+        accuracies: dict[int, list[Any]] = {epsilon: [] for epsilon in EPSILONS}
         for seed in range(splits):
             data = case.load(seed)
             for epsilon in EPSILONS:
-                asked = case.loss, float(epsilon)
-                plans = [memory.plan(n, way, data, asked) for n, way in ways.items()]
+                request = case.loss, float(epsilon)
+                plans = [memory.plan(n, v, data, request) for n, v in variants.items()]
                 measured = fb.sweep(data, plans, seeds=[seed]).measured
-                found[epsilon].append(100 * measured["test_accuracy"][:, 0])
-        for epsilon, each in found.items():
+                accuracies[epsilon].append(100 * measured["test_accuracy"][:, 0])
+        for epsilon, each in accuracies.items():
             table = np.array(each)
-            worth = [mean_interval(table[:, 0] - other) for other in table[:, 1:].T]
-            verdicts.update((n, word(w)) for n, w in zip(PARTS, worth, strict=True))
-            told = [f"{table[:, 0].mean():.1f}", *map(difference, worth)]
-            yield row([case.name, epsilon, *told])
+            gains = [mean_interval(table[:, 0] - other) for other in table[:, 1:].T]
+            verdicts.update((n, word(g)) for n, g in zip(PARTS, gains, strict=True))
+            cells = [f"{table[:, 0].mean():.1f}", *map(difference, gains)]
+            yield row([case.name, epsilon, *cells])
     yield ""
     for name in PARTS:
         counts = [f"{verdicts[name, word]} {word}" for word in WORDS]
         yield f"- {name}: {', '.join(counts)}"
 
 
-def word(worth: Estimate) -> str:
-    """Return what an interval says of a part."""
-    if worth.low == worth.high == 0:
+def word(gain: Estimate) -> str:
+    """Return the verdict of an interval."""
+    if gain.low == gain.high == 0:
         return "the same"
-    return {1: "ahead", 0: "undecided", -1: "behind"}[worth.sign]
+    return {1: "ahead", 0: "undecided", -1: "behind"}[gain.sign]
 
 
 class Losing(fb.SimulatedDevices):
-    """Devices of which some are lost after so many rounds."""
+    """Simulated devices; some are lost after a number of rounds."""
 
     lost: tuple[int, ...] = ()
     after: int = 0
 
     def run_round(self, order: Order) -> Replies:
-        """Run a round without those that are lost: they are charged nothing."""
+        """Run a round without the lost devices, which are charged nothing."""
         if order.number <= self.after:
             return super().run_round(order)
         weights = order.plan.weights.copy()
@@ -149,15 +150,15 @@ class Losing(fb.SimulatedDevices):
 
 
 def personal_budgets(data: fb.Dataset, loss: str, epsilon: float, seed: int) -> float:
-    """Return what larger budgets of every second device add (epsilon is the least)."""
-    each = np.where(np.arange(data.num_devices) % 2, epsilon, 10.0)
+    """Return the gain of larger budgets on every second device."""
+    limits = np.where(np.arange(data.num_devices) % 2, epsilon, 10.0)
     plans = [
         fb.plan(
             data.problem(loss=loss),
             fb.Budget(epsilon=limit, delta=DELTA, cost=COST),
             PRICES,
         )
-        for limit in (each, epsilon)
+        for limit in (limits, epsilon)
     ]
     return gain(fb.sweep(data, plans, seeds=[seed]).measured["test_accuracy"][:, 0])
 
@@ -167,9 +168,9 @@ def measured_dissimilarity(
 ) -> float:
     problem = data.problem(loss=loss)
     budget = fb.Budget(epsilon=epsilon, delta=DELTA, cost=COST)
-    known = measure_dissimilarity(data, problem, budget, seed=seed + 1000)
-    left = replace(budget, cost=COST - query_cost(problem, PRICES))
-    plans = [fb.plan(known, left, PRICES), fb.plan(problem, budget, PRICES)]
+    measured = measure_dissimilarity(data, problem, budget, seed=seed + 1000)
+    remaining = replace(budget, cost=COST - query_cost(problem, PRICES))
+    plans = [fb.plan(measured, remaining, PRICES), fb.plan(problem, budget, PRICES)]
     return gain(fb.sweep(data, plans, seeds=[seed]).measured["test_accuracy"][:, 0])
 
 
@@ -180,9 +181,9 @@ def replanned(data: fb.Dataset, loss: str, epsilon: float, seed: int) -> float:
     count, after = data.num_devices // 3, max(1, plan.rounds // 3)
     rng = np.random.default_rng([seed, 7])
     lost = tuple(map(int, rng.choice(data.num_devices, count, replace=False)))
-    going_on = Losing(data, seed=seed, budget=budget, prices=PRICES)
-    going_on.lost, going_on.after = lost, after
-    plain = fb.train(plan, going_on)
+    losing = Losing(data, seed=seed, budget=budget, prices=PRICES)
+    losing.lost, losing.after = lost, after
+    plain = fb.train(plan, losing)
     devices = fb.SimulatedDevices(data, seed=seed, budget=budget, prices=PRICES)
     first = fb.train(plan, devices, stop=lambda latest: latest.number >= after)
     rest = fb.replan(first, problem, budget, PRICES, gone=lost)
@@ -191,7 +192,7 @@ def replanned(data: fb.Dataset, loss: str, epsilon: float, seed: int) -> float:
 
 
 def gain(accuracies: Any) -> float:
-    """Return the first less the second, in points."""
+    """Return the first minus the second, in points."""
     return 100 * float(accuracies[0] - accuracies[1])
 
 
@@ -203,7 +204,7 @@ BEYOND: dict[str, tuple[Callable[..., float], tuple[float, ...]]] = {
 
 
 def beyond(splits: int) -> Iterator[str]:
-    """Yield a line per case: gains over doing without."""
+    """Yield a line per case: gains over plans without the part."""
     columns = [(name, e) for name, (_, every) in BEYOND.items() for e in every]
     yield from header(
         [
@@ -216,11 +217,11 @@ def beyond(splits: int) -> Iterator[str]:
 
 
 def gains(case: Case, name: str, epsilon: float, splits: int) -> str:
-    found = [
+    differences = [
         BEYOND[name][0](case.load(seed), case.loss, epsilon, seed)
         for seed in range(splits)
     ]
-    return difference(mean_interval(found))
+    return difference(mean_interval(differences))
 
 
 def main() -> None:
@@ -228,11 +229,11 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--only", choices=["parts", "beyond"])
     add_option(parser)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     started = time.perf_counter()
     for name, make in (("parts", parts), ("beyond", beyond)):
-        if asked.only in (None, name):
-            show(f"ablation-{name}", make(asked.splits), asked.tables)
+        if options.only in (None, name):
+            show(f"ablation-{name}", make(options.splits), options.tables)
             print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
 
 

@@ -5,8 +5,8 @@ Prints two Markdown tables, in points of accuracy: means over devices' own test 
     distance   of the released model from centralised training without privacy, over
                splits of the four cases, cost 1000
     regret     of the joint plan against the best of a grid over tau, rounds, learning
-               rate, momentum, weights and drift control, chosen on private validation
-               rows, on data sets for which no constant of the planner was fitted
+               rate, momentum, weights and drift correction, selected on private
+               validation rows, on data sets for which no constant was fitted
 
 `--only regret` prints one of them. No private number goes back into a plan.
 """
@@ -30,7 +30,7 @@ EPSILONS = (1, 4, 10)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A data set, dealt out to devices anew for every seed."""
+    """A data set, partitioned over devices again for every seed."""
 
     name: str
     load: Callable[[int], fb.Dataset]
@@ -47,24 +47,25 @@ def vehicle(split: str) -> Callable[[int], fb.Dataset]:
 
 
 def digits(seed: int) -> fb.Dataset:
-    found = load_digits()
-    frame = pd.DataFrame(found.data, columns=[f"p{i}" for i in range(64)])
+    digits_data = load_digits()
+    frame = pd.DataFrame(digits_data.data, columns=[f"p{i}" for i in range(64)])
     features = {name: {"low": 0.0, "high": 16.0} for name in frame}  # grey levels
-    return dealt_out(frame, found.target, features, range(10), "dirichlet:8:0.5", seed)
+    target = digits_data.target
+    return partitioned(frame, target, features, range(10), "dirichlet:8:0.5", seed)
 
 
 def breast_cancer(seed: int) -> fb.Dataset:
-    found = load_breast_cancer()
-    frame = pd.DataFrame(found.data, columns=[f"f{i}" for i in range(30)])
+    cancer = load_breast_cancer()
+    frame = pd.DataFrame(cancer.data, columns=[f"f{i}" for i in range(30)])
     # Bounds that are public: the data set's own description gives each feature's range.
     features = {
         name: {"low": 0, "high": float(f"{top:.1g}") * 1.2}
         for name, top in frame.max().items()
     }
-    return dealt_out(frame, found.target, features, range(2), "dirichlet:4:1", seed)
+    return partitioned(frame, cancer.target, features, range(2), "dirichlet:4:1", seed)
 
 
-def dealt_out(
+def partitioned(
     frame: pd.DataFrame,
     target: np.ndarray,
     features: dict[str, dict[str, float]],
@@ -105,7 +106,7 @@ UNSEEN = (
 
 
 def distances(splits: int) -> Iterator[str]:
-    """Yield a line per case, and then the goals that are met by a hair or missed."""
+    """Yield a line per case, and then the goals that are missed or barely met."""
     yield from header(
         ["case", "centralised", *(f"epsilon {e}" for e in EPSILONS), "at most"]
     )
@@ -116,9 +117,9 @@ def distances(splits: int) -> Iterator[str]:
             data = case.load(seed)
             best = centralised(data, loss=case.loss).measured["test_accuracy"]
             plans = [planned(data, case.loss, e, 1000) for e in EPSILONS]
-            found = fb.sweep(data, plans, seeds=[seed]).measured["test_accuracy"]
+            accuracies = fb.sweep(data, plans, seeds=[seed]).measured["test_accuracy"]
             central.append(best)
-            below.append(100 * (best - found[:, 0]))
+            below.append(100 * (best - accuracies[:, 0]))
         mean, error = np.mean(below, 0), standard_error(below)
         cells = [f"{m:.2f} +- {e:.2f}" for m, e in zip(mean, error, strict=True)]
         limits = " / ".join(f"{limit:g}" for limit in case.most)
@@ -153,15 +154,15 @@ def main() -> None:
     parser.add_argument("--only", choices=["distance", "regret"])
     parser.add_argument("--splits", type=int, help="20, and 10 for the regret")
     add_option(parser)
-    asked = parser.parse_args()
-    splits = 2 if asked.quick else asked.splits
-    made: dict[str, Callable[[], Iterator[str]]] = {
+    options = parser.parse_args()
+    splits = 2 if options.quick else options.splits
+    tables: dict[str, Callable[[], Iterator[str]]] = {
         "distance": lambda: distances(splits or 20),
         "regret": lambda: regret_table(UNSEEN, planned, splits or 10),
     }
-    for name, make in made.items():
-        if asked.only in (None, name):
-            show(name, make(), asked.tables)
+    for name, make in tables.items():
+        if options.only in (None, name):
+            show(name, make(), options.tables)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def jax_rounds(
 
     def step(theta: Any, key: Any, xm: Any, ym: Any) -> Any:
         row_key, noise_key = jax.random.split(key)
-        # The quickest exact way found: the rows with the largest random keys.
+        # The fastest exact method tried: the rows with the largest random keys.
         rows = jax.lax.top_k(jax.random.uniform(row_key, (n,)), batch)[1]
         xb, yb = xm[rows], ym[rows]
         if one_hot:

@@ -1,4 +1,4 @@
-"""Other answers to the same question, side by side: `python benchmarks/comparison.py`.
+"""A comparison with other methods: `python benchmarks/comparison.py`.
 
 Every method gets the same epsilon, delta and cost (1000 units; a round costs 100, a
 step 1), the same rows and the same seeds; a seed changes the split, the noise and the
@@ -8,26 +8,26 @@ then over seeds, with the standard error of that mean.
     ours                the default plan
     ours, personal      the same model, adapted on every device; nothing sent
     DP-SGD              one step per round; momentum, rate and weights planned
-    DP-SGD, tuned       rate, momentum, weights and rounds picked on validation rows
+    DP-SGD, tuned       rate, momentum, weights and rounds selected on validation rows
     paper               the paper's planner, its noise and rounding corrected; its rate
                         follows from its own step-size condition, and learns little
-    paper, tuned        the same with its rate picked on validation rows
-    ALI-DPFL            local iterations computed anew after every round, from constants
-                        measured on private rows; rate and noise picked as above
+    paper, tuned        the same with its rate selected on validation rows
+    ALI-DPFL            local iterations computed after every round from constants
+                        measured on private rows; rate and noise selected as above
     DP-FedAvg           noise on every round's clipped update: 10 steps, clipping at 1
     one shot            local fits, perturbed, averaged once
-    alone               nothing is sent, so no privacy is lost
+    local only          nothing is sent, so no privacy is lost
     centralised DP      all rows in one place, our own noisy gradient descent at the
                         same epsilon and delta: the upper reference
     diffprivlib         all rows in one place, diffprivlib's LogisticRegression (two
                         classes): objective perturbation, of pure epsilon, no delta
     centralised         all rows in one place, no privacy
 
-What is picked or measured on private rows (benchmarks/leaking.py) is marked LEAKS: it
-is not private at any epsilon, and shown to be compared with.
+Methods that select or measure on private rows (benchmarks/leaking.py) are marked LEAKS:
+they are not private at any epsilon, and are shown for comparison only.
 
-`--json FILE` keeps every figure, and only those not yet in the file are computed;
-`--replan` computes anew what follows from the default planner. diffprivlib 0.6 needs
+`--json FILE` stores every result, and only missing results are computed; `--replan`
+computes again what depends on the default planner. diffprivlib 0.6 needs
 scikit-learn below 1.8: an environment of its own may fill its line,
 
     pip install ".[lab]" pandas diffprivlib "scikit-learn<1.8"
@@ -69,8 +69,9 @@ LEAKS = ("DP-SGD, tuned", "paper, tuned", "ALI-DPFL")
 FEDERATED = ("ours", "DP-SGD", "paper", "DP-FedAvg", "one shot", *LEAKS)
 PLANNED = ("ours", "ours, personal", "DP-SGD", "centralised DP")
 ANY_EPSILON = ("alone", "centralised")  # the same at every epsilon
+LABELS = {"alone": "local only"}  # in tables; files have the names above
 
-Known = dict[str, float | None]  # accuracies by `key`
+Results = dict[str, float | None]  # accuracies by `key`
 
 
 def key(case: str, epsilon: float, seed: int, method: str) -> str:
@@ -79,52 +80,52 @@ def key(case: str, epsilon: float, seed: int, method: str) -> str:
 
 
 def answer(
-    known: Known, case: str, epsilon: float, seed: int, methods: list[str]
+    results: Results, case: str, epsilon: float, seed: int, methods: list[str]
 ) -> None:
-    """Add the test accuracies that are not yet known, on one split with one seed."""
-    missing = [m for m in methods if key(case, epsilon, seed, m) not in known]
+    """Add the missing test accuracies, on one split with one seed."""
+    missing = [m for m in methods if key(case, epsilon, seed, m) not in results]
     if not missing:
         return
-    asked = Question(case, epsilon, seed)
+    question = Question(case, epsilon, seed)
     for method in missing:
-        theta = METHODS[method](asked)
-        known[key(case, epsilon, seed, method)] = (
-            None if theta is None else asked.accuracy(theta)
+        theta = METHODS[method](question)
+        results[key(case, epsilon, seed, method)] = (
+            None if theta is None else question.accuracy(theta)
         )
 
 
-def table(results: dict[str, dict[str, list[float]]]) -> Iterator[str]:
-    """Yield a Markdown table, and where ours is not ahead of a federated answer.
+def table(accuracies: dict[str, dict[str, list[float]]]) -> Iterator[str]:
+    """Yield a Markdown table, and where ours is not ahead of a federated method.
 
-    Ahead is what lies above zero with its 95% interval (Student's t) of the difference:
-    methods share their seeds.
+    Ahead: the 95% interval (Student's t) of the paired difference is above zero.
     """
-    yield from header(["", *results])
+    yield from header(["", *accuracies])
     for method in METHODS:
-        cells = [_cell(found.get(method)) for found in results.values()]
+        cells = [_cell(by_method.get(method)) for by_method in accuracies.values()]
         if set(cells) != {"-"}:
             yield row([_name(method), *cells])
     yield ""
-    for case, found in results.items():
+    for case, by_method in accuracies.items():
         for other in FEDERATED[1:]:
-            if not found.get("ours") or not found.get(other):
+            if not by_method.get("ours") or not by_method.get(other):
                 continue
             gap = mean_interval(
-                100 * (np.array(found["ours"]) - np.array(found[other]))
+                100 * (np.array(by_method["ours"]) - np.array(by_method[other]))
             )
             if not gap.low > 0:
                 word = "behind" if gap.high < 0 else "not ahead of"
-                yield f"- {word} {_name(other)} on {case}: {_told(gap)}"
+                yield f"- {word} {_name(other)} on {case}: {_gap_text(gap)}"
 
 
-def _told(gap: Estimate) -> str:
+def _gap_text(gap: Estimate) -> str:
     if gap.low == gap.high == 0:
         return "the same plans"
     return f"ours less theirs {difference(gap)}"
 
 
 def _name(method: str) -> str:
-    return f"{method} (LEAKS)" if method in LEAKS else method
+    label = LABELS.get(method, method)
+    return f"{label} (LEAKS)" if method in LEAKS else label
 
 
 def _cell(values: list[float] | None) -> str:
@@ -143,56 +144,62 @@ def main() -> None:
     parser.add_argument("--epsilons", default="1,4,10")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--methods", default=";".join(METHODS), help="split by ;")
-    parser.add_argument("--json", type=Path, help="keep figures here, and reuse them")
-    parser.add_argument("--replan", action="store_true", help=f"anew: {PLANNED}")
+    parser.add_argument("--json", type=Path, help="store results here, and reuse them")
+    parser.add_argument(
+        "--replan", action="store_true", help=f"compute again: {PLANNED}"
+    )
     add_option(parser)
-    asked = parser.parse_args()
-    if asked.quick:
-        asked.seeds, asked.epsilons, asked.cases = 2, "4", "Adult-1,cancer"
-    cases, chosen = asked.cases.split(","), _usable(asked.methods.split(";"))
-    epsilons = [float(epsilon) for epsilon in asked.epsilons.split(",")]
-    known: Known = {}
-    if asked.json and asked.json.exists():
-        known = json.loads(asked.json.read_text())
-    if asked.replan:
-        known = {k: v for k, v in known.items() if k.split(" | ")[-1] not in PLANNED}
+    options = parser.parse_args()
+    if options.quick:
+        options.seeds, options.epsilons, options.cases = 2, "4", "Adult-1,cancer"
+    cases, selected = options.cases.split(","), _usable(options.methods.split(";"))
+    epsilons = [float(epsilon) for epsilon in options.epsilons.split(",")]
+    results: Results = {}
+    if options.json and options.json.exists():
+        results = json.loads(options.json.read_text())
+    if options.replan:
+        results = {
+            k: v for k, v in results.items() if k.split(" | ")[-1] not in PLANNED
+        }
     started = time.perf_counter()
     for case in cases:
-        for seed in range(asked.seeds):
+        for seed in range(options.seeds):
             for epsilon in epsilons:
-                answer(known, case, epsilon, seed, chosen)
-            if asked.json:  # an interrupted run goes on from here
-                asked.json.write_text(json.dumps(known, indent=0) + "\n")
+                answer(results, case, epsilon, seed, selected)
+            if options.json:  # an interrupted run continues from here
+                options.json.write_text(json.dumps(results, indent=0) + "\n")
         print(f"{case}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
     for epsilon in epsilons:
         print(f"epsilon {epsilon:g}\n")
-        found = {c: figures(known, c, epsilon, range(asked.seeds)) for c in cases}
-        show(f"comparison-{epsilon:g}", table(found), asked.tables)
+        accuracies = {
+            c: figures(results, c, epsilon, range(options.seeds)) for c in cases
+        }
+        show(f"comparison-{epsilon:g}", table(accuracies), options.tables)
 
 
-def _usable(chosen: list[str]) -> list[str]:
-    """Return the methods without diffprivlib where that is not installed."""
+def _usable(names: list[str]) -> list[str]:
+    """Return the methods, without diffprivlib if that is not installed."""
     try:
         from diffprivlib.models import LogisticRegression  # noqa: F401
     except ImportError as error:
         print(
             f"diffprivlib is NOT usable, nothing new from it: {error}", file=sys.stderr
         )
-        return [method for method in chosen if method != "diffprivlib"]
-    return chosen
+        return [name for name in names if name != "diffprivlib"]
+    return names
 
 
 def figures(
-    known: Known, case: str, epsilon: float, seeds: range
+    results: Results, case: str, epsilon: float, seeds: range
 ) -> dict[str, list[float]]:
-    """Return the accuracies of every method that has answered for all seeds."""
-    found: dict[str, list[float]] = {}
+    """Return the accuracies of every method that has results for all seeds."""
+    complete: dict[str, list[float]] = {}
     for method in METHODS:
-        values = [known.get(key(case, epsilon, seed, method)) for seed in seeds]
+        values = [results.get(key(case, epsilon, seed, method)) for seed in seeds]
         answered = [value for value in values if value is not None]
         if len(answered) == len(values):
-            found[method] = answered
-    return found
+            complete[method] = answered
+    return complete
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python benchmarks/kernels.py w w2 sweep      some of them
 
 Every time is the median over repeats; peers and kernels take turns, and each figure
-counts what a user waits for after compilation. JAX is optional: without it, only NumPy
+is what a user waits for after compilation. JAX is optional: without it, only NumPy
 is a peer, and the table says so.
 """
 
@@ -33,7 +33,7 @@ HAVE_JAX = find_spec("jax") is not None
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Rows of M devices of n rows each, as the peers and as the kernels want them."""
+    """Rows of M devices with n rows each, in the layouts of peers and kernels."""
 
     x: Any  # (M, n, 8) columns or (M, n, dim) rows
     y: Any  # (M, n): -1 and 1
@@ -43,7 +43,7 @@ class Workload:
     rounds: int
 
     def peer_settings(self) -> dict[str, Any]:
-        """What both peers take besides the rows."""
+        """The settings of both peers."""
         return {
             "dim": self.dim,
             "loss": self.loss,
@@ -55,7 +55,7 @@ class Workload:
         }
 
     def packed(self) -> PackedRows:
-        """The rows as the kernels want them."""
+        """The rows in the layout of the kernels."""
         num_devices, n, width = self.x.shape
         offsets = np.arange(num_devices + 1) * n
         y = self.y.reshape(-1) > 0
@@ -65,7 +65,7 @@ class Workload:
         return pack_rows(x, y, offsets, loss=Hinge())
 
     def plan(self, learning_rate: float = LEARNING_RATE) -> RoundPlan:
-        """What every round asks of every device."""
+        """The order of every round to every device."""
         return RoundPlan(
             tau=TAU,
             learning_rate=learning_rate,
@@ -112,7 +112,7 @@ def threads(count: int) -> None:
 
 
 def peers(work: Workload, repeats: int, names: str = "numpy jax") -> dict[str, float]:
-    """Return the time of each peer that is there."""
+    """Return the time of each installed peer."""
     times = {}
     x = work.x.astype(np.int32) if work.loss == "logistic" else work.x
     if "numpy" in names:
@@ -165,18 +165,18 @@ def section_sweep() -> None:
     best = min(peers(work, 3, "numpy").values())
     packed, theta = work.packed(), np.zeros(work.dim)
     plans = [work.plan(rate) for rate in np.linspace(0.1, 1.6, 64)]
-    for title, chosen, seeds in (
+    for title, candidates, seeds in (
         ("64 plans, common random numbers", plans, [1]),
         ("16 seeds of one plan", plans[:1], list(range(16))),
     ):
-        num_runs = len(chosen) * len(seeds)
+        num_runs = len(candidates) * len(seeds)
         ours = {}
         for count in (1, 2):
             threads(count)
 
-            def run(chosen: Any = chosen, seeds: Any = seeds) -> None:
-                rounds = [work.rounds] * len(chosen)
-                sweep_runs(packed, theta, chosen, rounds=rounds, seeds=seeds)
+            def run(candidates: Any = candidates, seeds: Any = seeds) -> None:
+                rounds = [work.rounds] * len(candidates)
+                sweep_runs(packed, theta, candidates, rounds=rounds, seeds=seeds)
 
             run()
             ours[count] = seconds(run, 5) / num_runs
@@ -186,13 +186,13 @@ def section_sweep() -> None:
 def section_many() -> None:
     """100,000 devices: time and peak memory, each in a process of its own."""
     names = ["ours"] + ["jax"] * HAVE_JAX
-    found = {name: in_own_process(f"many-{name}") for name in names}
+    results = {name: in_own_process(f"many-{name}") for name in names}
     print("\n100,000 devices x 64 one-hot rows, batch 16, one round of 10 steps")
-    for name, figures in found.items():
+    for name, figures in results.items():
         print(f"  {name:8s} {figures}")
     if HAVE_JAX:
-        time_ratio = found["jax"]["seconds"] / found["ours"]["seconds, 2 cores"]
-        memory = found["jax"]["peak GB"] / found["ours"]["peak GB"]
+        time_ratio = results["jax"]["seconds"] / results["ours"]["seconds, 2 cores"]
+        memory = results["jax"]["peak GB"] / results["ours"]["peak GB"]
         print(f"  time {time_ratio:.1f}x (2 cores), memory {memory:.1f}x")
 
 
@@ -218,8 +218,8 @@ def million() -> dict[str, float]:
 
 
 def section_million() -> None:
-    found = in_own_process("million-ours")
-    print(f"\n1,000,000 devices x 64 one-hot rows, one round: {found}")
+    result = in_own_process("million-ours")
+    print(f"\n1,000,000 devices x 64 one-hot rows, one round: {result}")
 
 
 def peak_gb() -> float:
@@ -232,8 +232,8 @@ def peak_gb() -> float:
 def in_own_process(name: str) -> dict[str, float]:
     command = [sys.executable, __file__, name]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def section_growth() -> None:
@@ -246,7 +246,7 @@ def section_growth() -> None:
 
 
 def section_limit() -> None:
-    """Time what the work is made of, each alone, at this machine's rates."""
+    """Compare with the sum of the elementary operations at this machine's rates."""
     from limits import rates
 
     rate = rates()

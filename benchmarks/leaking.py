@@ -1,21 +1,21 @@
-"""Answers that look at private rows to choose: NOT private, shown to be compared with.
+"""Methods that read private rows to select settings: NOT private, for comparison only.
 
-Two are tuned: the settings that do best on the validation rows of five splits, with
-noise that no score uses, are taken for all splits. Those rows are other splits' test
-rows: what tuning gains here is at least what it would gain in earnest.
+Two are tuned: all splits use the settings that are best on the validation rows of five
+splits, with noise that no score uses. These rows are test rows of other splits, so
+tuning gains here at least what it would gain in practice.
 
 ALI-DPFL (Ling, Fu, Wang, Liu and Chen 2023, arXiv 2308.10457) computes the number of
-local iterations anew after every round, from a strong convexity mu and an unlikeness
+local iterations again after every round, from a strong convexity mu and a dissimilarity
 Gamma of the devices that they measure on their rows without noise:
 
     tau* = sqrt(1 + (4 / mu^2 + 3 G^2 + 2 Gamma T mu + V) / ((2 + 2 / T) (G^2 + V)))
 
 T is how many iterations there will be, V the noise d sigma^2 of the smallest device.
 This is the rule of its authors' code (github.com/cheng-t/ALI-DPFL), which also says
-how mu and Gamma are read off. What differs: rounds end when the cost is used up, for
-there is no number of rounds given; G bounds gradients already, so that nothing is
-clipped; all rows are in a batch, and noise is accounted for exactly. The paper is given
-its noise (so many iterations in all) and its rate: here they are tuned like the others.
+how mu and Gamma are measured. Differences: rounds end when the cost is used up, because
+no number of rounds is given; G already bounds the gradients, so nothing is clipped; a
+batch has all rows, and accounting is exact. Its paper sets the noise (the number of
+iterations) and the rate; here they are tuned like the others.
 """
 
 import itertools
@@ -30,13 +30,13 @@ from methods import COST, Question
 
 import fedbudget as fb
 from fedbudget.paper.cases import Maker, Point, power_weights
-from fedbudget.paper.planners import assuming
+from fedbudget.paper.planners import with_assumed_smoothness
 from fedbudget.simulation.devices import packed_rows, round_plan
 from fedbudget.simulation.kernels.runs import device_replies
 from fedbudget.simulation.measuring import measure_all
 
-PICKING = 10_000  # first noise seed of picking; scores have the seed of their split
-SPLITS = 5  # that settings are picked on
+PICKING = 10_000  # first noise seed of the selection; scores use their split's seed
+SPLITS = 5  # that settings are selected on
 
 RATES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 SINGLE = list(itertools.product(RATES, (0.0, 0.5, 0.8), (0.0, 0.5, 1.0), (3, 6, 9)))
@@ -46,13 +46,13 @@ _LONGEST = 100  # the largest tau that ALI-DPFL's code allows
 Setting = Any  # an entry of one of the lists above
 
 
-def tuned_sgd(asked: Question, seed: int, settings: Sequence[Setting]) -> Any:
+def tuned_sgd(question: Question, seed: int, settings: Sequence[Setting]) -> Any:
     """Return a model per setting: one step per round."""
-    maker = Maker(asked.problem, "gdp")
+    maker = Maker(question.problem, "gdp")
     plans = [
         maker.plan(
             Point(
-                epsilon=asked.epsilon,
+                epsilon=question.epsilon,
                 tau=1,
                 rounds=rounds,
                 learning_rate=rate,
@@ -62,65 +62,73 @@ def tuned_sgd(asked: Question, seed: int, settings: Sequence[Setting]) -> Any:
         )
         for rate, momentum, power, rounds in settings
     ]
-    return fb.sweep(asked.data, plans, seeds=[seed]).theta[:, 0]
+    return fb.sweep(question.data, plans, seeds=[seed]).theta[:, 0]
 
 
-def tuned_paper(asked: Question, seed: int, settings: Sequence[Setting]) -> Any:
-    """Return a model per learning rate: the paper's planner, told that rate.
+def tuned_paper(question: Question, seed: int, settings: Sequence[Setting]) -> Any:
+    """Return a model per learning rate: the paper's planner with that rate.
 
-    It assumes that its rate keeps its step-size condition; with the analytic smoothness
-    only rates that learn nothing do, so the smoothness is what it has to be.
+    It assumes that the rate satisfies the step-size condition. With the analytic
+    smoothness only rates that learn nothing do, so the smoothness is assumed.
     """
     plans = [
         fb.plan(
-            assuming(asked.problem, rate),
-            asked.budget,
+            with_assumed_smoothness(question.problem, rate),
+            question.budget,
             PRICES,
             planner="paper",
             learning_rate=rate,
         )
         for rate in settings
     ]
-    return fb.sweep(asked.data, plans, seeds=[seed]).theta[:, 0]
+    return fb.sweep(question.data, plans, seeds=[seed]).theta[:, 0]
 
 
-def ali_dpfl(asked: Question, seed: int, settings: Sequence[Setting]) -> Any:
+def ali_dpfl(question: Question, seed: int, settings: Sequence[Setting]) -> Any:
     """Return a model per setting: tau adapted from round to round."""
-    return np.array([adaptive_run(asked, seed, *setting) for setting in settings])
+    return np.array([adaptive_run(question, seed, *setting) for setting in settings])
 
 
-def adaptive_run(asked: Question, seed: int, most: int, rate: float) -> Any:
-    """Run ALI-DPFL with noise for at most so many iterations, within the cost."""
-    data, model = asked.data, asked.problem.model
-    whole = Maker(asked.problem, "gdp").plan(
-        Point(epsilon=asked.epsilon, tau=most, rounds=1, learning_rate=rate, power=1.0)
+def adaptive_run(question: Question, seed: int, max_steps: int, rate: float) -> Any:
+    """Run ALI-DPFL with noise for at most `max_steps` iterations, within the cost."""
+    data, model = question.data, question.problem.model
+    whole = Maker(question.problem, "gdp").plan(
+        Point(
+            epsilon=question.epsilon,
+            tau=max_steps,
+            rounds=1,
+            learning_rate=rate,
+            power=1.0,
+        )
     )
     weights = power_weights(data.num_samples, 1.0)
-    noise = asked.problem.num_params * float(whole.noise_std.max()) ** 2
+    noise = question.problem.num_params * float(whole.noise_std.max()) ** 2
     packed = packed_rows(data.train, model)
-    theta = np.zeros(asked.problem.num_params)
+    theta = np.zeros(question.problem.num_params)
     steps, cost, tau = 0, 0, 1
-    while (now := min(tau, most - steps, COST - cost - 100)) > 0:
+    while (now := min(tau, max_steps - steps, COST - cost - 100)) > 0:
         order = round_plan(replace(whole, tau=now), weights)
         replies = device_replies(packed, theta, order, seed=seed, first_step=steps)
         theta = weights @ replies.astype(np.float64)
         steps, cost = steps + now, cost + 100 + now
-        mu, gamma = read_off(asked, replies, theta, weights)
-        horizon = min(tau * (COST // (100 + tau)), most)
+        mu, gamma = measure_constants(question, replies, theta, weights)
+        horizon = min(tau * (COST // (100 + tau)), max_steps)
         tau = local_iterations(
             mu=mu, gamma=gamma, horizon=horizon, lipschitz=model.lipschitz, noise=noise
         )
     return theta
 
 
-def read_off(asked: Question, replies: Any, theta: Any, weights: Any) -> Any:
+def measure_constants(
+    question: Question, replies: Any, theta: Any, weights: Any
+) -> Any:
     """Return mu and Gamma, measured on private rows without noise: this leaks."""
-    model, mu, gamma = asked.problem.model, 0.0, 0.0
+    model, mu, gamma = question.problem.model, 0.0, 0.0
     for m, (own, weight) in enumerate(zip(replies, weights, strict=True)):
-        x, y = asked.data.train.device(m)
-        turned = model.gradient(own, x, y) - model.gradient(theta, x, y)
-        apart = np.linalg.norm(own - theta)
-        mu += weight * np.linalg.norm(turned) / (apart + 1e-6)
+        x, y = question.data.train.device(m)
+        change = model.gradient(own, x, y) - model.gradient(theta, x, y)
+        distance = np.linalg.norm(own - theta)
+        mu += weight * np.linalg.norm(change) / (distance + 1e-6)
         gamma += weight * (model.value(own, x, y) - model.value(theta, x, y))
     return float(mu), abs(float(gamma))
 
@@ -130,9 +138,11 @@ def local_iterations(
 ) -> int:
     """Return tau*, a whole number from 1 to 100."""
     square = lipschitz**2
-    above = 4 / max(mu, 1e-9) ** 2 + 3 * square + 2 * gamma * horizon * mu + noise
-    below = (2 + 2 / horizon) * (square + noise)
-    return int(np.clip(np.floor(np.sqrt(1 + above / below) + 0.5), 1, _LONGEST))
+    numerator = 4 / max(mu, 1e-9) ** 2 + 3 * square + 2 * gamma * horizon * mu + noise
+    denominator = (2 + 2 / horizon) * (square + noise)
+    return int(
+        np.clip(np.floor(np.sqrt(1 + numerator / denominator) + 0.5), 1, _LONGEST)
+    )
 
 
 def tuned(
@@ -145,18 +155,18 @@ def tuned(
     def best(case: str, epsilon: float) -> Setting:
         total = np.zeros(len(settings))
         for split in range(SPLITS):
-            asked = Question(case, epsilon, split)
-            total += validation(asked, models(asked, PICKING + split, settings))
+            question = Question(case, epsilon, split)
+            total += validation(question, models(question, PICKING + split, settings))
         return settings[int(np.argmax(total))]
 
-    def method(asked: Question) -> Any:
-        chosen = best(asked.case, asked.epsilon)
-        return models(asked, asked.seed, [chosen])[0]
+    def method(question: Question) -> Any:
+        setting = best(question.case, question.epsilon)
+        return models(question, question.seed, [setting])[0]
 
     return method
 
 
-def validation(asked: Question, thetas: Any) -> Any:
+def validation(question: Question, thetas: Any) -> Any:
     """Return the accuracies of models on the devices' validation rows."""
-    found = measure_all(asked.data, asked.problem.model, np.asarray(thetas))
-    return found["validation_accuracy"]
+    measured = measure_all(question.data, question.problem.model, np.asarray(thetas))
+    return measured["validation_accuracy"]

@@ -1,4 +1,4 @@
-"""This machine's rates: the least time of each thing that the kernels are made of."""
+"""The machine's rates: the minimum time of each elementary operation of the kernels."""
 
 import time
 from collections.abc import Callable
@@ -27,19 +27,19 @@ def words(repeats: int, picks: Any) -> None:
 
 
 @njit(fastmath=True)
-def table_reads(repeats: int, table: Any, places: Any) -> np.float32:
+def table_reads(repeats: int, table: Any, indices: Any) -> np.float32:
     total = np.float32(0.0)
     for _ in range(repeats):
-        for i in range(len(places)):
-            total += table[places[i]]
+        for i in range(len(indices)):
+            total += table[indices[i]]
     return total
 
 
 @njit
-def table_adds(repeats: int, table: Any, places: Any) -> None:
+def table_adds(repeats: int, table: Any, indices: Any) -> None:
     for _ in range(repeats):
-        for i in range(len(places)):
-            table[places[i]] += np.float32(1.0)
+        for i in range(len(indices)):
+            table[indices[i]] += np.float32(1.0)
 
 
 @njit(fastmath=True)
@@ -64,7 +64,7 @@ def multiply_adds(repeats: int, a: Any) -> None:
 
 
 def least(task: Callable[[], Any], count: int) -> float:
-    """Return the least time of one of `count` things."""
+    """Return the minimum time of one of `count` operations."""
     task()
     times = []
     for _ in range(15):
@@ -75,12 +75,12 @@ def least(task: Callable[[], Any], count: int) -> float:
 
 
 def rates() -> dict[str, float]:
-    """Return seconds per thing, on one core."""
+    """Return seconds per operation, on one core."""
     rng = np.random.default_rng(0)
     out = np.empty(1040, dtype=np.float32)
     picks = np.empty(1040, dtype=np.uint32)
     table = np.zeros(512, dtype=np.float32)
-    places = rng.integers(0, 384, 1024).astype(np.uint64)
+    indices = rng.integers(0, 384, 1024).astype(np.uint64)
     records = np.zeros(1628, dtype=np.float32)
     rows = rng.permutation(1628).astype(np.uint64)
     x = rng.standard_normal((23 * 1519, 112), dtype=np.float32)
@@ -89,8 +89,8 @@ def rates() -> dict[str, float]:
     return {
         "normal": least(lambda: normals(200, out), 200 * 1024),
         "random word": least(lambda: words(200, picks), 200 * 1024),
-        "table read": least(lambda: table_reads(200, table, places), 200 * 1024),
-        "table add": least(lambda: table_adds(200, table, places), 200 * 1024),
+        "table read": least(lambda: table_reads(200, table, indices), 200 * 1024),
+        "table add": least(lambda: table_adds(200, table, indices), 200 * 1024),
         "row read (L1)": least(lambda: table_reads(100, records, rows), 100 * 1628),
         "float read (rows)": least(lambda: row_reads(x, order), x.size),
         "multiply-add": least(lambda: multiply_adds(100_000, run), 100_000 * 8 * RUN),

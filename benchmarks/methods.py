@@ -1,7 +1,7 @@
-"""The answers that benchmarks/comparison.py puts side by side: those that are private.
+"""The private methods that benchmarks/comparison.py compares.
 
 Every method gets a `Question` and returns one model for all devices, or one each. The
-methods of benchmarks/leaking.py, which look at private rows to choose, are not here.
+methods that read private rows to select settings are in benchmarks/leaking.py.
 """
 
 import warnings
@@ -31,7 +31,7 @@ def rows(case: str, seed: int) -> fb.Dataset:
 
 
 class Question:
-    """One case, split by a seed, and one epsilon; what methods share is kept."""
+    """One case, split by a seed, and one epsilon, with what the methods share."""
 
     def __init__(self, case: str, epsilon: float, seed: int) -> None:
         self.case, self.epsilon, self.seed = case, epsilon, seed
@@ -49,51 +49,54 @@ class Question:
         return fb.sweep(self.data, [plan], seeds=[self.seed]).theta[0, 0]
 
     def accuracy(self, theta: Any) -> float:
-        """Measure one model for all, or one each."""
-        found = measure_devices(self.data, self.problem.model, theta)
-        return means(found)["test_accuracy"]
+        """Measure one model for all devices, or one each."""
+        measured = measure_devices(self.data, self.problem.model, theta)
+        return means(measured)["test_accuracy"]
 
 
-def ours(asked: Question) -> Any:
-    return asked.ours
+def ours(question: Question) -> Any:
+    return question.ours
 
 
-def personal(asked: Question) -> Any:
-    adapted = adapt_all(asked.data, asked.problem.model, asked.ours)
+def personal(question: Question) -> Any:
+    adapted = adapt_all(question.data, question.problem.model, question.ours)
     return np.array([own.theta for own in adapted])
 
 
 def single_steps(problem: fb.Problem, budget: fb.Budget) -> fb.Plan:
     """Return the best plan of one step per round: rate, momentum, weights planned."""
-    # A step costs what a round with one costs, an upload nothing.
+    # A step costs as much as a round of one step, an upload costs nothing.
     single = fb.Prices(communication=0, computation=101)
-    plan = fb.plan(problem, budget, single, drift_control=False)
+    plan = fb.plan(problem, budget, single, drift_correction=False)
     return replace(plan, tau=1, rounds=plan.steps)
 
 
-def dp_sgd(asked: Question) -> Any:
-    return asked.run(single_steps(asked.problem, asked.budget))
+def dp_sgd(question: Question) -> Any:
+    return question.run(single_steps(question.problem, question.budget))
 
 
-def paper(asked: Question) -> Any:
-    return asked.run(fb.plan(asked.problem, asked.budget, PRICES, planner="paper"))
+def paper(question: Question) -> Any:
+    return question.run(
+        fb.plan(question.problem, question.budget, PRICES, planner="paper")
+    )
 
 
-def fedavg(asked: Question) -> Any:
+def fedavg(question: Question) -> Any:
     """DP-FedAvg for single samples: local steps without noise, noise on the update.
 
     Replacing a sample moves an update by at most twice its clipping norm, and by at
-    most tau eta 2 G / N: steps of a convex, smooth loss do not spread. The less counts.
+    most tau eta 2 G / N, as steps of a convex, smooth loss do not spread. The smaller
+    bound is used.
     """
-    data, model = asked.data, asked.problem.model
+    data, model = question.data, question.problem.model
     tau, eta, clip = 10, 2.0, 1.0
     rounds, sizes = COST // (100 + tau), data.num_samples
     smooth = np.isfinite(model.smoothness)
     moves = np.full(len(sizes), 2 * clip)
     if smooth:
         moves = np.minimum(moves, tau * eta * 2 * model.lipschitz / sizes)
-    std = moves * rounds**0.5 / float(GDP.mu_from_epsilon(asked.epsilon, DELTA))
-    rng = np.random.default_rng(asked.seed)
+    std = moves * rounds**0.5 / float(GDP.mu_from_epsilon(question.epsilon, DELTA))
+    rng = np.random.default_rng(question.seed)
     theta = np.zeros(model.num_params(data.dim))
     for _ in range(rounds):
         total = np.zeros_like(theta)
@@ -110,50 +113,52 @@ def fedavg(asked: Question) -> Any:
     return theta
 
 
-def one_shot(asked: Question) -> Any:
-    found = baselines.one_shot(
-        asked.data,
-        epsilon=asked.epsilon,
+def one_shot(question: Question) -> Any:
+    fitted = baselines.one_shot(
+        question.data,
+        epsilon=question.epsilon,
         delta=DELTA,
-        loss=asked.loss,
-        seed=asked.seed,
+        loss=question.loss,
+        seed=question.seed,
     )
-    return found.theta
+    return fitted.theta
 
 
-def alone(asked: Question) -> Any:
-    return baselines.local_only(asked.data, loss=asked.loss).theta
+def alone(question: Question) -> Any:
+    return baselines.local_only(question.data, loss=question.loss).theta
 
 
-def centralised_private(asked: Question) -> Any:
-    found = baselines.centralised_private(
-        asked.data,
-        epsilon=asked.epsilon,
+def centralised_private(question: Question) -> Any:
+    fitted = baselines.centralised_private(
+        question.data,
+        epsilon=question.epsilon,
         delta=DELTA,
-        loss=asked.loss,
-        seeds=[asked.seed],
+        loss=question.loss,
+        seeds=[question.seed],
     )
-    return found[0].theta
+    return fitted[0].theta
 
 
-def diffprivlib(asked: Question) -> Any:
+def diffprivlib(question: Question) -> Any:
     """All rows in one place, by diffprivlib; None for more than two classes."""
     from diffprivlib.models import LogisticRegression
 
-    train = asked.data.train
-    if asked.data.num_classes != 2:
+    train = question.data.train
+    if question.data.num_classes != 2:
         return None
     x = train.x if isinstance(train.x, np.ndarray) else train.x.toarray()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = LogisticRegression(
-            epsilon=asked.epsilon,
+            epsilon=question.epsilon,
             data_norm=1.0,
             fit_intercept=False,
-            random_state=asked.seed,
+            random_state=question.seed,
         ).fit(x.astype(np.float64), train.y)
     return np.asarray(model.coef_).reshape(-1)
 
 
-def centralised(asked: Question) -> Any:
-    return baselines.centralised(asked.data, loss=asked.loss, target="uniform").theta
+def centralised(question: Question) -> Any:
+    return baselines.centralised(
+        question.data, loss=question.loss, target="uniform"
+    ).theta

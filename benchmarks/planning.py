@@ -1,4 +1,4 @@
-"""How long planning takes: `python benchmarks/planning.py`.
+"""Duration of planning: `python benchmarks/planning.py`.
 
 Prints seconds after import, and the peak memory of the process, for a small fleet and
 for a million devices that differ in size, budget and price. Each fleet is planned in a
@@ -14,7 +14,7 @@ import numpy as np
 
 import fedbudget as fb
 
-FLEETS = ("16 alike", "16 of Adult's sizes", "1,000,000 alike", "1,000,000 unlike")
+FLEETS = ("16 equal", "16 of Adult's sizes", "1,000,000 equal", "1,000,000 different")
 ADULT = [8400, 5832, 4284, 1378, 1105, 940, 853, 746, 516, 460, 411, 346, 330, 266]
 
 
@@ -23,11 +23,11 @@ def question(fleet: str) -> tuple[fb.Problem, fb.Budget, fb.Prices]:
     prices = fb.Prices(communication=100, computation=1)
     budget = fb.Budget(epsilon=4.0, delta=1e-4, cost=1000)
     match fleet:
-        case "16 alike":
+        case "16 equal":
             sizes = np.full(16, 1628)
         case "16 of Adult's sizes":
             sizes = np.array([*ADULT, 134, 40])
-        case "1,000,000 alike":
+        case "1,000,000 equal":
             sizes = np.full(1_000_000, 64)
         case _:
             many = 1_000_000

@@ -1,11 +1,10 @@
 """How well the planner's model predicts a run: `python benchmarks/prediction.py`.
 
-Plans for Adult over budgets, learning rates and tau, without drift control; runs each
-on simulated devices; prints the correlation of predicted and measured training loss,
-and the error once the best loss (which the prediction leaves out) has been added. By
-education, the constants of the model were fitted on these same rows: that line says
-how well it describes, not how well it would predict elsewhere. No private number goes
-back into a plan.
+Plans for Adult over budgets, learning rates and tau, without drift correction; runs
+each on simulated devices; prints the correlation of predicted and measured training
+loss, and the error after adding the best loss, which the prediction leaves out. By
+education, the constants of the model were fitted on these same rows: that line shows
+the fit, not the prediction on other data. No private number goes back into a plan.
 """
 
 from dataclasses import replace
@@ -21,12 +20,14 @@ RATES, MOMENTA, SEEDS = (1.0, 2.0, 4.0, 7.6), (0.0, 0.5), range(3)
 
 
 def candidates(problem: fb.Problem) -> list[fb.Plan]:
-    """Vary one plan per epsilon: tau, learning rate and momentum of its own."""
+    """Return variations of one plan per epsilon: tau, learning rate, momentum."""
     prices = fb.Prices(communication=100, computation=1)
-    found = []
+    plans = []
     for epsilon in EPSILONS:
         budget = fb.Budget(epsilon=epsilon, delta=1e-4, cost=COST)
-        plan = fb.plan(problem, budget, prices, weights="uniform", drift_control=False)
+        plan = fb.plan(
+            problem, budget, prices, weights="uniform", drift_correction=False
+        )
         for tau in TAUS:
             rounds = COST // (100 + tau)
             noise = GDP.noise_std(
@@ -36,7 +37,7 @@ def candidates(problem: fb.Problem) -> list[fb.Plan]:
                 delta=1e-4,
                 steps=tau * rounds,
             )
-            found += [
+            plans += [
                 replace(
                     plan,
                     tau=tau,
@@ -48,13 +49,13 @@ def candidates(problem: fb.Problem) -> list[fb.Plan]:
                 for rate in RATES
                 for momentum in MOMENTA
             ]
-    return found
+    return plans
 
 
 def predict(problem: fb.Problem, plan: fb.Plan, *, fitted: bool) -> float:
-    """Return the predicted loss above the best, for uniform weights.
+    """Return the predicted excess loss, for uniform weights.
 
-    Fitted is what `joint` scores plans by: with its factors for unlike devices.
+    `fitted` adds the factors of `joint` for heterogeneous devices.
     """
     schedule = Schedule(
         tau=np.array([float(plan.tau)]),
@@ -62,14 +63,14 @@ def predict(problem: fb.Problem, plan: fb.Plan, *, fitted: bool) -> float:
         learning_rate=np.array([plan.learning_rate]),
         momentum=np.array([plan.momentum]),
     )
-    found = respond(Spectrum.of(problem), schedule, variance=1.0)
+    response = respond(Spectrum.of(problem), schedule, variance=1.0)
     noise = float(np.sum((plan.weights * plan.noise_std) ** 2))
-    unlike = problem["dissimilarity"] ** 2
-    slower, drift = (1 + SLOWER * min(unlike, 1.0), DRIFT) if fitted else (1.0, 1.0)
+    squared = problem["dissimilarity"] ** 2
+    slower, drift = (1 + SLOWER * min(squared, 1.0), DRIFT) if fitted else (1.0, 1.0)
     return float(
-        slower * found.remaining[0]
-        + found.noise[0] * noise
-        + drift * unlike * found.drift[0]
+        slower * response.remaining[0]
+        + response.noise[0] * noise
+        + drift * squared * response.drift[0]
     )
 
 
@@ -79,13 +80,13 @@ def main() -> None:
         problem = data.problem()
         plans = candidates(problem)
         measured = fb.sweep(data, plans, seeds=SEEDS).measured["train_loss"].mean(1)
-        sane = measured < np.log(2)  # the others are worse than not training at all
-        print(f"{split}: {sane.sum()} of {len(plans)} plans learn")
+        learns = measured < np.log(2)  # below the loss of the untrained model
+        print(f"{split}: {learns.sum()} of {len(plans)} plans learn")
         for name, fitted in (("spectral model", False), ("as joint scores", True)):
             predicted = np.array([predict(problem, p, fitted=fitted) for p in plans])
-            best = float(np.median(measured[sane] - predicted[sane]))
-            error = np.abs(measured[sane] - best - predicted[sane])
-            correlation = np.corrcoef(predicted[sane], measured[sane])[0, 1]
+            best = float(np.median(measured[learns] - predicted[learns]))
+            error = np.abs(measured[learns] - best - predicted[learns])
+            correlation = np.corrcoef(predicted[learns], measured[learns])[0, 1]
             median, high = np.percentile(error, [50, 90])
             print(
                 f"{name:>17}: correlation {correlation:.3f}, median error "

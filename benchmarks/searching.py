@@ -1,13 +1,13 @@
-"""The best of a grid, picked on private validation rows: what a plan is held against.
+"""The best point of a grid, selected on private validation rows, as a reference.
 
-Three sieves, each with noise of its own, and scores with noise that nothing was picked
-by: a pick that is scored by the draw that made it look good looks better than it is.
+Three stages, each with its own noise, and scores with noise that no stage used: a point
+that is scored with the noise by which it was selected looks better than it is.
 
     screening   a coarse grid, on three splits
     finalists   its best points and their neighbours on the fine grid, on six splits
-    last        the best of those, on all splits
+    last        the best finalists, on all splits
 
-Picked is what has the highest mean accuracy on the validation rows of those splits.
+A stage selects the points with the highest mean accuracy on validation rows.
 """
 
 import sys
@@ -20,7 +20,7 @@ import numpy as np
 from tables import header, row, standard_error
 
 import fedbudget as fb
-from fedbudget.paper.cases import Maker, Point, most_rounds
+from fedbudget.paper.cases import Maker, Point, max_rounds
 
 EPSILONS, COSTS = (1, 2, 4, 10), (500, 1000)
 
@@ -31,33 +31,33 @@ FINE: dict[str, tuple[Any, ...]] = {
     "rate": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
     "momentum": (0.0, 0.5, 0.8),
     "power": (0.0, 0.5, 1.0),  # weights as a power of a device's rows
-    "drift_control": (False, True),
+    "drift_correction": (False, True),
 }
 KEPT = (12, 12)  # of the screening, and of the finalists
 SCREENED, COMPARED = 3, 6  # splits
-# Noise seeds of the three sieves and of the scores; a split's number is added.
+# First noise seeds of the stages and of the scores; a split's number is added.
 SCREENING, FINALS, LAST, SCORING = 10_000, 20_000, 30_000, 0
 SCORES = 2  # noise draws per split
 
 Planner = Callable[[fb.Dataset, str, float, float], fb.Plan]
 
 
-class Places(NamedTuple):
-    """A point of the fine grid: where its values are in `FINE`."""
+class GridIndex(NamedTuple):
+    """A point of the fine grid: the indices of its values in `FINE`."""
 
     tau: int
     share: int
     rate: int
     momentum: int
     power: int
-    drift_control: int
+    drift_correction: int
 
     def point(self, epsilon: float, cost: float) -> Point:
         """Return the values, for one budget."""
         tau, share, rate, momentum, power, drift = (
-            values[at] for values, at in zip(FINE.values(), self, strict=True)
+            values[i] for values, i in zip(FINE.values(), self, strict=True)
         )
-        rounds = max(1, round(share * most_rounds(tau, cost)))
+        rounds = max(1, round(share * max_rounds(tau, cost)))
         return Point(
             epsilon=epsilon,
             tau=tau,
@@ -65,11 +65,11 @@ class Places(NamedTuple):
             learning_rate=rate,
             momentum=momentum,
             power=power,
-            drift_control=drift,
+            drift_correction=drift,
         )
 
-    def neighbours(self) -> Iterator["Places"]:
-        """Yield the point, and those a notch away in one setting."""
+    def neighbours(self) -> Iterator["GridIndex"]:
+        """Yield the point, and its neighbours in one setting."""
         yield self
         for name, values in FINE.items():
             for at in (getattr(self, name) - 1, getattr(self, name) + 1):
@@ -77,14 +77,14 @@ class Places(NamedTuple):
                     yield self._replace(**{name: at})
 
 
-def coarse() -> Iterator[Places]:
-    """Yield every second value in all combinations; drift control on and off."""
+def coarse() -> Iterator[GridIndex]:
+    """Yield every second value in all combinations; drift correction on and off."""
     steps = [2] * (len(FINE) - 1) + [1]
     ranges = [
         range(0, len(v), step) for v, step in zip(FINE.values(), steps, strict=True)
     ]
-    for places in np.ndindex(*map(len, ranges)):
-        yield Places(*(r[at] for r, at in zip(ranges, places, strict=True)))
+    for indices in np.ndindex(*map(len, ranges)):
+        yield GridIndex(*(r[i] for r, i in zip(ranges, indices, strict=True)))
 
 
 class Search:
@@ -100,32 +100,34 @@ class Search:
     ) -> dict[str, np.ndarray]:
         """Return accuracies, of shape (splits, points): means over noise draws."""
         self.tried |= set(points)
-        found: dict[str, list[np.ndarray]] = {"validation": [], "test": []}
+        accuracies: dict[str, list[np.ndarray]] = {"validation": [], "test": []}
         for split in range(splits):
             data = self.load(split)
             maker = Maker(data.problem(loss=self.case.loss), "gdp")
             plans = [maker.plan(point) for point in points]
             measured = fb.sweep(data, plans, seeds=seeds(split)).measured
-            for name, values in found.items():
+            for name, values in accuracies.items():
                 values.append(measured[f"{name}_accuracy"].mean(1))
-        return {name: np.array(values) for name, values in found.items()}
+        return {name: np.array(values) for name, values in accuracies.items()}
 
     def best(self) -> Point:
-        """Return the point that the three sieves leave."""
-        places = self._sieve(list(coarse()), SCREENING, SCREENED)[: KEPT[0]]
-        near = sorted({other for place in places for other in place.neighbours()})
-        finalists = self._sieve(near, FINALS, COMPARED)[: KEPT[1]]
-        last = self._sieve(finalists, LAST, self.splits)[0]
+        """Return the point that the three stages select."""
+        best = self._rank(list(coarse()), SCREENING, SCREENED)[: KEPT[0]]
+        near = sorted({other for point in best for other in point.neighbours()})
+        finalists = self._rank(near, FINALS, COMPARED)[: KEPT[1]]
+        last = self._rank(finalists, LAST, self.splits)[0]
         return last.point(self.epsilon, self.cost)
 
-    def _sieve(self, places: list[Places], noise: int, splits: int) -> list[Places]:
-        """Return different points, best first."""
-        by_point = {p.point(self.epsilon, self.cost): p for p in reversed(places)}
+    def _rank(
+        self, candidates: list[GridIndex], noise: int, splits: int
+    ) -> list[GridIndex]:
+        """Return distinct points, best first."""
+        by_point = {p.point(self.epsilon, self.cost): p for p in reversed(candidates)}
         points = list(by_point)
         used = min(splits, self.splits)
-        found = self.measure(points, lambda split: [noise + split], used)["validation"]
-        order = np.argsort(-found.mean(0), kind="stable")
-        return [by_point[points[at]] for at in order]
+        accuracies = self.measure(points, lambda split: [noise + split], used)
+        order = np.argsort(-accuracies["validation"].mean(0), kind="stable")
+        return [by_point[points[i]] for i in order]
 
 
 def regret_table(cases: Sequence[Any], planner: Planner, splits: int) -> Iterator[str]:
@@ -148,8 +150,8 @@ def regret_table(cases: Sequence[Any], planner: Planner, splits: int) -> Iterato
                 own_accuracy.append(ours.mean())
                 tried.append(len(search.tried))
                 budgets.append(f"epsilon {epsilon}, cost {cost}")
-                told = f"{time.perf_counter() - started:.0f} s: {case.name}, {best}"
-                print(told, file=sys.stderr, flush=True)
+                line = f"{time.perf_counter() - started:.0f} s: {case.name}, {best}"
+                print(line, file=sys.stderr, flush=True)
         means, worst = np.mean(regret, 0), int(np.argmax(np.mean(regret, 1)))
         yield row(
             [
@@ -165,7 +167,7 @@ def regret_table(cases: Sequence[Any], planner: Planner, splits: int) -> Iterato
 
 
 def scoring(split: int) -> list[int]:
-    """Return the noise seeds of a score: none of a sieve's."""
+    """Return the noise seeds of a score: no stage uses them."""
     return [SCORING + 100 * draw + split for draw in range(SCORES)]
 
 
@@ -173,5 +175,5 @@ def own_test(search: Search, planner: Planner, split: int) -> float:
     """Return the test accuracy of the default plan on one split."""
     data = search.load(split)
     plan = planner(data, search.case.loss, search.epsilon, search.cost)
-    found = fb.sweep(data, [plan], seeds=scoring(split))
-    return float(found.measured["test_accuracy"].mean())
+    result = fb.sweep(data, [plan], seeds=scoring(split))
+    return float(result.measured["test_accuracy"].mean())

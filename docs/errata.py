@@ -16,7 +16,7 @@ SHOWN: dict[int, Callable[[], None]] = {}
 
 
 def erratum(number: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Register what shows erratum `number`."""
+    """Register the function that shows erratum `number`."""
 
     def register(show: Callable[[], None]) -> Callable[[], None]:
         SHOWN[number] = show
@@ -36,7 +36,7 @@ def wrong_root() -> None:
                 lipschitz=1, batch_size=1, noise_std=np.sqrt(200 / rho), steps=100
             )
             spent = float(GDP.epsilon(run, delta=1e-4))
-            print(f"asked for epsilon {epsilon:2d}, root {sign}: spends {spent:.2f}")
+            print(f"requested epsilon {epsilon:2d}, root {sign}: spends {spent:.2f}")
 
 
 @erratum(2)
@@ -83,7 +83,7 @@ def zcdp_factor() -> None:
 
 @erratum(5)
 def no_heterogeneity() -> None:
-    """The bound has no term for unlike devices."""
+    """The bound has no term for heterogeneous devices."""
     problem = fb.Problem(num_samples=[1, 1], dim=1)
     optimum = (1 * 1 + 4 * -1) / 5  # of the mean of (x-1)^2/2 and 4 (x+1)^2/2
     for tau in (1, 20):
@@ -96,14 +96,14 @@ def no_heterogeneity() -> None:
         gap = 0.5 * 2.5 * (x - optimum) ** 2
         bound = float(noise_floor(problem, tau, 0.02, (0.0, 0.0)))  # after many steps
         print(
-            f"two unlike devices, no noise, tau = {tau:2d}: gap {gap:.4f}, "
+            f"two heterogeneous devices, no noise, tau = {tau:2d}: gap {gap:.4f}, "
             f"bound {bound:.4f}"
         )
 
 
 @erratum(6)
 def best_iterate() -> None:
-    """theta* = best of K iterates reads private rows, without noise."""
+    """theta*, the best of K iterates, reads private rows without noise."""
     iterates = np.array([-1.0, 1.0])  # released with noise, the same for both data sets
     for name, rows in (("D ", [-1.0, 0.9]), ("D'", [-1.0, 1.1])):
         losses = [np.mean((theta - np.array(rows)) ** 2) for theta in iterates]
@@ -113,7 +113,7 @@ def best_iterate() -> None:
 
 @erratum(7)
 def constants() -> None:
-    """L, lambda, xi^2 and alpha are known, or are guesses, before data is seen."""
+    """L, lambda, xi^2 and alpha must be derived or assumed before reading data."""
     for loss in ("logistic", "softmax", "hinge"):
         problem = fb.Problem(num_samples=[100], dim=102, loss=loss)
         for name in ("lipschitz", "smoothness", "initial_gap"):
@@ -122,7 +122,7 @@ def constants() -> None:
 
 @erratum(8)
 def empty_range() -> None:
-    """The grid search starts at K = 200, beyond what any tau <= 20 can pay for."""
+    """The grid search starts at K = 200, more than C pays for with tau <= 20."""
     longest = max(1000 / (100 / tau + 1) for tau in range(1, 21))
     print(f"largest K for C = 1000 and tau <= 20: {int(longest)}")
 
@@ -139,7 +139,7 @@ def batch_size() -> None:
 
 @erratum(10)
 def adult_sizes() -> None:
-    """Adult-1's standard deviation belongs to other rows than its mean."""
+    """Adult-1's standard deviation and mean belong to different rows."""
     for files in ("train", "both"):
         data = load_adult(split="by-education", files=files)
         sizes = data.train.sizes + data.validation.sizes + data.test.sizes
@@ -160,17 +160,17 @@ def fixed_rate() -> None:
             learning_rate=np.array([float(eta)]),
             momentum=np.zeros(1),
         )
-        found = respond(spectrum, schedule, variance=1.0)
-        noise = float(found.noise[0]) * steps  # sigma^2 grows with K
+        response = respond(spectrum, schedule, variance=1.0)
+        noise = float(response.noise[0]) * steps  # sigma^2 grows with K
         print(
             f"eta = {eta:3g}, K = {steps:3d}: progress not made "
-            f"{float(found.remaining[0]):.3f}, noise {noise:.0f} (times sigma_1^2)"
+            f"{float(response.remaining[0]):.3f}, noise {noise:.0f} (times sigma_1^2)"
         )
 
 
 @erratum(12)
 def uniform_weights() -> None:
-    """1/M averaging lets the smallest device drown the rest."""
+    """With 1/M weights the noise of the smallest device dominates."""
     data = load_adult(split="by-education")
     n = (data.train.sizes + data.validation.sizes + data.test.sizes).astype(float)
 

@@ -125,7 +125,7 @@ def config() -> str:
     import typer
 
     from fedbudget.cli.app import app
-    from fedbudget.cli.config import _KEYS, _OF_A_DEVICE
+    from fedbudget.cli.config import _DEVICE_KEYS, _KEYS
 
     group: Any = typer.main.get_command(app)
     options = {p.name: p for p in group.commands["train"].params if p.name}
@@ -142,7 +142,7 @@ def config() -> str:
             rows[key] = f"| `{key}` | {kind} | {_cell(told)} |"
             lines.append(rows[key])
     lines.append(f'\n### `[devices."NAME"]`\n\n{_DEVICES}{head}')
-    lines += [rows[key] for key in _OF_A_DEVICE]
+    lines += [rows[key] for key in _DEVICE_KEYS]
     return "\n".join(lines)
 
 

@@ -1,15 +1,15 @@
-"""What every transport of orders must do: one contract, run against each of them.
+"""The contract of `Devices`: the same tests for every transport.
 
-A test module runs it by deriving a class from `DevicesContract` and giving it a fixture
-`make`, which also ends whatever it started:
+A test module runs it by deriving a class from `DevicesContract` with a fixture `make`,
+which also stops the processes that it started:
 
     class TestSimulatedDevices(DevicesContract):
         @pytest.fixture
         def make(self) -> Make:
             return ...
 
-Noise so small that it is lost in the rounding lets models be compared with the
-reference, while devices with a (very large) budget still take part.
+The noise is below rounding error: models can be compared with the reference, and
+devices with a (very large) budget still take part.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from fedbudget.data import Dataset, Part
 from fedbudget.ledger import Charge, Ledger
 from fedbudget.losses import Floats
 from fedbudget.simulation.devices import SimulatedDevices
-from fedbudget.training import Devices, KeptInMemory, Measures, Order, Replies
+from fedbudget.training import Devices, InMemory, Measures, Order, Replies
 
 SIZES = (40, 9, 25, 33)  # training rows per device
 DIM = 3
@@ -34,7 +34,7 @@ PRICES = fb.Prices(communication=10, computation=[1, 2, 3, 4])
 ROUND_COST = np.array([14.0, 18.0, 22.0, 26.0])  # of tau = 4 steps, by hand
 LARGE = fb.Budget(epsilon=1e12, delta=1e-4, cost=1e9)
 QUIET = 1e-6
-PRECISION = 2e-5  # a fleet may count in single precision, and QUIET is noise
+PRECISION = 2e-5  # a fleet may use single precision, and QUIET is noise
 
 
 class Make(Protocol):
@@ -50,8 +50,8 @@ class Make(Protocol):
     ) -> Devices:
         """Return the devices.
 
-        With `after`, the server of those devices has died and is started again: what
-        lives on the devices themselves is still there.
+        With `after`, the server of those devices was killed and is started again; the
+        devices keep their own state.
         """
         ...
 
@@ -103,7 +103,7 @@ def plan_for(data: Dataset, **values: Any) -> fb.Plan:
 def answers(
     data: Dataset, plan: fb.Plan, theta: Floats, shifts: Floats | None = None
 ) -> list[Floats]:
-    """Return what each device would answer without noise, by the reference."""
+    """Return each device's answer without noise, by the reference."""
     return [
         local_steps(
             theta,
@@ -120,21 +120,21 @@ def answers(
     ]
 
 
-def controlled(data: Dataset, plan: fb.Plan, theta: Floats) -> list[Floats]:
-    """Return each round's model with drift control and momentum, by the reference."""
+def drift_corrected(data: Dataset, plan: fb.Plan, theta: Floats) -> list[Floats]:
+    """Return each round's model with drift correction, by the reference."""
     shifts, velocity = np.zeros((data.num_devices, DIM)), np.zeros(DIM)
-    found: list[Floats] = []
+    thetas: list[Floats] = []
     for number in range(1, plan.rounds + 1):
-        there = plan.takes_part(number)
-        share = np.where(there, plan.weights, 0.0)
+        active = plan.takes_part(number)
+        share = np.where(active, plan.weights, 0.0)
         models = answers(data, plan, theta, shifts)
         average = weighted_mean(models, share / share.sum())
-        for m in np.flatnonzero(there):
+        for m in np.flatnonzero(active):
             shifts[m] = next_shift(shifts[m], models[m], average, tau=plan.tau)
         velocity = plan.momentum * velocity + average - theta
         theta = theta + velocity
-        found.append(theta)
-    return found
+        thetas.append(theta)
+    return thetas
 
 
 def run(
@@ -145,28 +145,28 @@ def run(
     *,
     after: Replies | None = None,
 ) -> list[Replies]:
-    """Run some rounds of a plan, each from what the one before returned."""
-    found = [] if after is None else [after]
+    """Run some rounds of a plan, each from the model of the round before."""
+    results = [] if after is None else [after]
     for number in range(first, last + 1):
-        theta = found[-1].theta if found else np.full(DIM, 0.1)
-        state = found[-1].state if found else {}
+        theta = results[-1].theta if results else np.full(DIM, 0.1)
+        state = results[-1].state if results else {}
         order = Order(number=number, theta=theta, plan=plan, state=state)
-        found.append(devices.run_round(order))
-    return found if after is None else found[1:]
+        results.append(devices.run_round(order))
+    return results if after is None else results[1:]
 
 
 def spent(plan: fb.Plan, rounds: Sequence[int], budget: fb.Budget) -> Array:
-    """Return the epsilon of so many answered rounds per device, by a ledger."""
+    """Return the epsilon of this number of answered rounds per device, by a ledger."""
     ledger = Ledger(None, num_devices=plan.num_devices)
     charge = Charge(steps=plan.tau, noise_multiplier=plan.noise_multiplier, cost=0.0)
     for number in range(max(rounds)):
-        ledger.charge(charge, who=np.array(rounds) > number)
-    assert budget.delta == 1e-4  # what a ledger without a budget counts at
+        ledger.charge(charge, mask=np.array(rounds) > number)
+    assert budget.delta == 1e-4  # the delta of a ledger without a budget
     return ledger.epsilon
 
 
 class DevicesContract:
-    """The tests; see the module's head for how a transport runs them."""
+    """The tests; see the module's docstring for how a transport runs them."""
 
     @pytest.fixture
     def make(self) -> Make:
@@ -178,19 +178,19 @@ class DevicesContract:
         devices.begin(plan)
         return devices
 
-    def test_there_are_as_many_as_hold_rows(self, make: Make) -> None:
+    def test_every_device_with_rows_counts(self, make: Make) -> None:
         assert make(DATA, budget=LARGE, prices=PRICES).num_devices == len(SIZES)
 
     @pytest.mark.parametrize(
-        "wrong", [{"dim": 9}, {"num_samples": [40, 9, 26, 33], "batch_size": [9] * 4}]
+        "change", [{"dim": 9}, {"num_samples": [40, 9, 26, 33], "batch_size": [9] * 4}]
     )
     def test_a_plan_for_other_rows_is_refused(
-        self, make: Make, wrong: dict[str, Any]
+        self, make: Make, change: dict[str, Any]
     ) -> None:
         devices = make(DATA, budget=LARGE, prices=PRICES)
         devices.begin(plan_for(DATA))
         with pytest.raises(fb.InvalidInputError, match="plan again"):
-            devices.begin(plan_for(DATA, **wrong))
+            devices.begin(plan_for(DATA, **change))
 
     def test_rounds_are_the_weighted_means_of_the_references_answers(
         self, make: Make
@@ -215,8 +215,10 @@ class DevicesContract:
         # 60 normals: their mean square is outside of this once in 100,000 times.
         assert 0.37 < np.mean(np.square(draws)) / std**2 < 2.0
 
-    def test_batches_are_drawn_anew_and_divided_by_their_size(self, make: Make) -> None:
-        # A batch of one row hides nothing: more noise, for the budget to hold.
+    def test_batches_are_drawn_again_and_divided_by_their_size(
+        self, make: Make
+    ) -> None:
+        # A batch of one row has a large sensitivity: the budget needs more noise.
         batches = {"sampling": "fixed", "batch_size": [1] * 4, "noise_std": [1e-5] * 4}
         plan = plan_for(DATA, tau=1, **batches)
         devices, theta = self.start(make, plan), np.full(DIM, 0.1)
@@ -228,19 +230,19 @@ class DevicesContract:
             assert 0 < move <= plan.learning_rate * plan.lipschitz + PRECISION
         assert np.abs(np.diff(models, axis=0)).max() > 100 * PRECISION
 
-    def test_who_leaves_early_or_weighs_nothing_is_not_asked_and_not_charged(
+    def test_devices_that_stop_early_or_have_weight_0_are_not_selected_and_not_charged(
         self, make: Make
     ) -> None:
         weights = np.array([0.2, 0.0, 0.5, 0.3])
         plan = plan_for(DATA, rounds=3, weights=weights, last_round=[3, 3, 1, 2])
         theta: Floats = np.full(DIM, 0.1)
         rounds = run(self.start(make, plan), plan, 1, 3)
-        for replies, there in zip(rounds, ([0, 2, 3], [0, 3], [0]), strict=True):
+        for replies, active in zip(rounds, ([0, 2, 3], [0, 3], [0]), strict=True):
             share = np.zeros(4)
-            share[there] = weights[there] / weights[there].sum()
+            share[active] = weights[active] / weights[active].sum()
             theta = weighted_mean(answers(DATA, plan, theta), share)
             assert replies.theta == pytest.approx(theta, abs=PRECISION)
-            assert np.flatnonzero(replies.answered).tolist() == there
+            assert np.flatnonzero(replies.answered).tolist() == active
             assert replies.refused == {}
         assert rounds[-1].cost == pytest.approx(ROUND_COST * [3, 0, 1, 2])
         expected = spent(plan, [3, 0, 1, 2], LARGE)
@@ -261,7 +263,7 @@ class DevicesContract:
         ],
         ids=["cost", "epsilon"],
     )
-    def test_who_would_overdraw_refuses_and_is_not_averaged(
+    def test_a_device_that_would_overdraw_refuses_and_is_not_averaged(
         self, make: Make, budget: fb.Budget
     ) -> None:
         noise_std = np.full(4, QUIET)
@@ -291,31 +293,33 @@ class DevicesContract:
         assert not replies.cost.any() and not replies.epsilon.any()
 
     @pytest.mark.parametrize("momentum", [0.0, 0.6])
-    def test_drift_is_controlled_as_by_the_reference(
+    def test_drift_is_corrected_as_by_the_reference(
         self, make: Make, momentum: float
     ) -> None:
         ends = {"last_round": [5, 5, 2, 4]}
-        plan = plan_for(DATA, momentum=momentum, drift_control=True, **ends)
+        plan = plan_for(DATA, momentum=momentum, drift_correction=True, **ends)
         finished = fb.train(plan, make(DATA, budget=LARGE, prices=PRICES))
-        expected = controlled(DATA, plan, np.zeros(DIM))[-1]
+        expected = drift_corrected(DATA, plan, np.zeros(DIM))[-1]
         assert finished.theta == pytest.approx(expected, abs=PRECISION)
-        # Without it, devices this unlike end elsewhere.
-        plain = fb.train(replace(plan, drift_control=False), SimulatedDevices(DATA))
-        assert np.abs(plain.theta - expected).max() > 100 * PRECISION
+        # Without it, devices this heterogeneous end at another model.
+        uncorrected = fb.train(
+            replace(plan, drift_correction=False), SimulatedDevices(DATA)
+        )
+        assert np.abs(uncorrected.theta - expected).max() > 100 * PRECISION
 
-    def test_a_server_started_again_goes_on_as_if_it_had_not_died(
+    def test_a_server_started_again_continues_as_if_not_killed(
         self, make: Make
     ) -> None:
-        plan = plan_for(DATA, drift_control=True)
-        dead = self.start(make, plan)
-        before = run(dead, plan, 1, 3)[-1]
-        devices = make(DATA, budget=LARGE, prices=PRICES, after=dead)
+        plan = plan_for(DATA, drift_correction=True)
+        killed = self.start(make, plan)
+        before = run(killed, plan, 1, 3)[-1]
+        devices = make(DATA, budget=LARGE, prices=PRICES, after=killed)
         devices.begin(plan)
-        if isinstance(devices, KeptInMemory):
+        if isinstance(devices, InMemory):
             order = Order(number=4, theta=before.theta, plan=plan, state=before.state)
             devices.catch_up(order)
         rest = run(devices, plan, 4, 5, after=before)
-        expected = controlled(DATA, plan, np.full(DIM, 0.1))[3:]
+        expected = drift_corrected(DATA, plan, np.full(DIM, 0.1))[3:]
         for number, replies, theta in zip((4, 5), rest, expected, strict=True):
             assert replies.theta == pytest.approx(theta, abs=PRECISION)
             assert replies.answered.all()

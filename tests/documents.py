@@ -66,10 +66,10 @@ class Story:
     def _console(self, text: str) -> str:
         shown = ""
         for command, output in _exchanges(text):
-            found = self._run_shell(command)
+            printed = self._run_shell(command)
             if output:
-                found = _shortened(found, output)
-            shown += f"$ {command}\n{found if output else ''}"
+                printed = _shortened(printed, output)
+            shown += f"$ {command}\n{printed if output else ''}"
         return shown
 
     def _run_shell(self, command: str) -> str:
@@ -91,13 +91,13 @@ class Story:
 
     def _run_python(self, code: str) -> str:
         shown = io.StringIO()
-        here = Path.cwd()
+        previous = Path.cwd()
         os.chdir(self.folder)
         try:
             with contextlib.redirect_stdout(shown), warnings.catch_warnings():
                 exec(compile(code, str(self.page), "exec"), self.names)
         finally:
-            os.chdir(here)
+            os.chdir(previous)
         return shown.getvalue()
 
 
@@ -113,17 +113,17 @@ def _exchanges(text: str) -> Iterator[tuple[str, str]]:
         yield command, output
 
 
-def _shortened(found: str, shown: str) -> str:
-    """Return what was found, cut where the page cuts it."""
-    lines, kept = shown.splitlines(), found.splitlines()
+def _shortened(output: str, shown: str) -> str:
+    """Return the output, cut where the page cuts it."""
+    lines, complete = shown.splitlines(), output.splitlines()
     if _ANY_LINES not in lines:
-        return found
+        return output
     first = lines.index(_ANY_LINES)
     last = len(lines) - 1 - lines[::-1].index(_ANY_LINES)
     assert first == last, "one ... in a block, please"
     below = len(lines) - first - 1
-    ending = kept[len(kept) - below :] if below else []
-    return "\n".join([*kept[:first], _ANY_LINES, *ending]) + "\n"
+    ending = complete[len(complete) - below :] if below else []
+    return "\n".join([*complete[:first], _ANY_LINES, *ending]) + "\n"
 
 
 def run_page(page: Path, folder: Path) -> tuple[str, str]:
@@ -136,6 +136,6 @@ def run_page(page: Path, folder: Path) -> tuple[str, str]:
 def assert_true(page: Path, folder: Path) -> None:
     """Raise unless every block runs and shows what the page shows."""
     old, new = run_page(page, folder)
-    for shown, found in zip(FENCE.finditer(old), FENCE.finditer(new), strict=True):
-        if NUMBER.search(shown[3]) or shown[3] != found[3]:
-            assert_alike(found[3], shown[3])
+    for shown, fresh in zip(FENCE.finditer(old), FENCE.finditer(new), strict=True):
+        if NUMBER.search(shown[3]) or shown[3] != fresh[3]:
+            assert_alike(fresh[3], shown[3])

@@ -12,14 +12,14 @@ from fedbudget.errors import InvalidInputError
 
 @pytest.mark.parametrize("field", ["epsilon", "delta", "cost"])
 @pytest.mark.parametrize("value", [0, -1, np.nan, np.inf, "four", None, [1, [2]], []])
-def test_a_budget_refuses_what_buys_nothing(field: str, value: object) -> None:
+def test_invalid_budgets_are_refused(field: str, value: object) -> None:
     good: dict[str, object] = {"epsilon": 1.0, "delta": 1e-4, "cost": 100.0}
     with pytest.raises(InvalidInputError, match=field):
         Budget(**{**good, field: value})  # type: ignore[arg-type]
 
 
 def test_delta_must_be_below_one() -> None:
-    with pytest.raises(InvalidInputError, match="below 1 and finite, got 1: take less"):
+    with pytest.raises(InvalidInputError, match="below 1 and finite, got 1: use less"):
         Budget(epsilon=1.0, delta=1.0, cost=1.0)
 
 
@@ -85,6 +85,6 @@ def test_free_rounds_have_no_limit() -> None:
 
 
 @pytest.mark.parametrize("epsilon", ["5", ["5", "6"], [None, "5"], True, b"5"])
-def test_what_only_looks_like_a_number_is_refused(epsilon: Any) -> None:
+def test_text_and_booleans_are_not_numbers(epsilon: Any) -> None:
     with pytest.raises(InvalidInputError, match="epsilon must be a number"):
         Budget(epsilon=epsilon, cost=1000)

@@ -77,7 +77,7 @@ def test_a_long_value_stays_on_one_short_line(value: object) -> None:
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
 
-def test_what_passes_is_returned() -> None:
+def test_valid_values_are_returned() -> None:
     assert checks.one_of("mode", "low", ("low", "high")) == "low"
     assert checks.text("info", "") == ""
     assert checks.identity("device", "sensor-1.a_b") == "sensor-1.a_b"

@@ -26,12 +26,12 @@ def resolve(path: str) -> object:
     parts = path.split(".")
     for cut in range(len(parts), 0, -1):
         try:
-            found: object = importlib.import_module(".".join(parts[:cut]))
+            value: object = importlib.import_module(".".join(parts[:cut]))
         except ModuleNotFoundError:
             continue
         for name in parts[cut:]:
-            found = getattr(found, name)
-        return found
+            value = getattr(value, name)
+        return value
     raise AssertionError(f"{path} does not exist")
 
 
@@ -43,8 +43,8 @@ def cited() -> set[str]:
 
 @pytest.mark.parametrize("label, path", equations().items())
 def test_an_equation_is_where_the_table_says(label: str, path: str) -> None:
-    found = resolve(path)
-    documented = found.fget if isinstance(found, property) else found
+    value = resolve(path)
+    documented = value.fget if isinstance(value, property) else value
     assert f"(paper: {label})" in (inspect.getdoc(documented) or ""), path
 
 
@@ -71,12 +71,12 @@ def test_an_erratum_shows_the_numbers_that_the_page_states(
 
 
 def test_the_schema_of_a_plan_is_the_published_one() -> None:
-    made = plan_schema()
+    schema = plan_schema()
     published = json.loads((ROOT / "docs" / "plan.schema.json").read_text())
-    assert made == published, "publish it anew: python docs/plan_schema.py"
-    for name, said in made["properties"].items():
-        described = said["description"] != "not described yet"
-        assert described, f"{name}: describe it in interop/schemas.py"
+    assert schema == published, "publish it again: python docs/plan_schema.py"
+    for name, item in schema["properties"].items():
+        described = item["description"] != "no description"
+        assert described, f"{name}: describe it in interop/plan_schema.py"
 
 
 def test_links_lead_somewhere() -> None:

@@ -34,13 +34,15 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 def test_every_block_is_of_a_kind_that_is_run(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     fences = re.findall(r"^\s*```(\w.*)$", text, re.MULTILINE)
-    known = [match for match in FENCE.finditer(text)]
-    assert len(fences) == len(known), "a block is indented, or its fence is not closed"
-    for match in known:
+    matches = list(FENCE.finditer(text))
+    assert len(fences) == len(matches), (
+        "a block is indented, or its fence is not closed"
+    )
+    for match in matches:
         assert match[2] or match[1] in (*RUN, *INERT), match[1]
 
 
-def test_a_page_that_lies_is_found(tmp_path: Path) -> None:
+def test_a_page_with_false_output_is_detected(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```console\n$ echo 2 rounds\n3 rounds\n```\n")
     with pytest.raises(AssertionError):
@@ -109,7 +111,9 @@ def test_the_site_builds_and_fetches_nothing(
 if __name__ == "__main__":
     import tempfile
 
-    chosen = [page for page in STORIES if page.stem in sys.argv[1:] or not sys.argv[1:]]
-    for page in chosen:
+    selected = [
+        page for page in STORIES if page.stem in sys.argv[1:] or not sys.argv[1:]
+    ]
+    for page in selected:
         with tempfile.TemporaryDirectory() as temporary:
             page.write_text(run_page(page, Path(temporary))[1], encoding="utf-8")

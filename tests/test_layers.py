@@ -40,7 +40,7 @@ def imported(path: Path, module: str) -> Iterator[tuple[int, str]]:
 
 
 def edges(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield place, importing unit and imported unit ("" is the package itself)."""
+    """Yield path:line, importing unit and imported unit ("" is the package itself)."""
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         names = parts[:-1] if parts[-1] == "__init__" else parts
@@ -60,30 +60,30 @@ def _is_unit(root: Path, name: str) -> bool:
 
 def violations(root: Path) -> list[str]:
     """Return what breaks the order, one line each."""
-    found: list[str] = []
+    lines: list[str] = []
     sideways: dict[str, set[str]] = {}
-    for place, unit, target in edges(root):
+    for location, unit, target in edges(root):
         if unit not in LEVEL:
-            found.append(f"{place}: {unit} has no layer: add it to LAYERS")
+            lines.append(f"{location}: {unit} has no layer: add it to LAYERS")
         elif target == "":
             if LEVEL[unit] < TOP:
-                found.append(f"{place}: {unit} imports the package itself")
+                lines.append(f"{location}: {unit} imports the package itself")
         elif LEVEL.get(target, TOP + 1) > LEVEL[unit]:
-            found.append(f"{place}: {unit} imports {target}, which is above it")
+            lines.append(f"{location}: {unit} imports {target}, which is above it")
         elif target != unit and LEVEL[target] == LEVEL[unit]:
             sideways.setdefault(unit, set()).add(target)
-    return found + [f"{unit} imports itself in a circle" for unit in _circles(sideways)]
+    return lines + [f"{unit} imports itself in a circle" for unit in _circles(sideways)]
 
 
 def _circles(graph: dict[str, set[str]]) -> list[str]:
     def reachable(start: str) -> set[str]:
-        seen: set[str] = set()
+        visited: set[str] = set()
         todo = set(graph.get(start, ()))
         while todo:
             unit = todo.pop()
-            seen.add(unit)
-            todo |= graph.get(unit, set()) - seen
-        return seen
+            visited.add(unit)
+            todo |= graph.get(unit, set()) - visited
+        return visited
 
     return sorted(unit for unit in graph if unit in reachable(unit))
 
@@ -92,7 +92,7 @@ def test_no_module_imports_upwards() -> None:
     assert violations(Path(fedbudget.__file__).parent) == []
 
 
-# What a device runs must not load: it has little memory, and obeys no planner's code.
+# Modules that a device must not load: it has little memory, and does not plan.
 ON_DEVICES = ("fleet/device", "fleet/wire")
 NOT_ON_DEVICES = (
     *(f"{PACKAGE}.{unit}" for unit in ("planning", "simulation", "training", "record")),
@@ -151,10 +151,10 @@ def test_heavy_modules_are_recognised() -> None:
 
 
 def test_the_walk_sees_the_code() -> None:
-    seen = {
+    pairs = {
         (unit, target) for _, unit, target in edges(Path(fedbudget.__file__).parent)
     }
-    assert {("cli", "planning"), ("planning", "problem"), ("data", "problem")} <= seen
+    assert {("cli", "planning"), ("planning", "problem"), ("data", "problem")} <= pairs
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

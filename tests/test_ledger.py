@@ -1,4 +1,4 @@
-"""The ledger: charges what fits, refuses what does not, counts like an accountant."""
+"""The ledger: charges within the budget, refusals, and composition."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def test_a_plan_fits_the_budget_it_was_made_for_and_not_a_round_more() -> None:
     steps=st.integers(1, 20),
     epsilon=st.floats(0.1, 10),
 )
-def test_adaptively_chosen_noise_never_overspends(
+def test_adaptive_noise_never_overspends(
     noise: list[float], steps: int, epsilon: float
 ) -> None:
     ledger = fb.Ledger(fb.Budget(epsilon=epsilon, cost=1e9), num_devices=1)
@@ -67,7 +67,7 @@ def test_each_device_has_its_own_account() -> None:
     assert ledger.charge(charge).tolist() == [True, True]
     assert ledger.charge(charge).tolist() == [False, True]
     only_first = np.array([True, False])
-    assert ledger.charge(charge, who=only_first).tolist() == [False, False]
+    assert ledger.charge(charge, mask=only_first).tolist() == [False, False]
     assert ledger.cost.tolist() == [100, 200]
     assert ledger.epsilon[1] > ledger.epsilon[0]
 
@@ -133,7 +133,7 @@ def test_costs_may_add_up_to_exactly_the_budget() -> None:
 
 
 class TestTurns:
-    """Disjoint batches in turn: never less than the most any row was used."""
+    """Disjoint batches in turn: at least the largest use of any row is charged."""
 
     @settings(max_examples=300)
     @given(
@@ -165,9 +165,9 @@ class TestTurns:
             for step in range(now, now + steps):
                 of_blocks[step % blocks] += 4 / noise**2
             now += steps
-            # Deals are blind to each other: a row may be in the most used block of all.
-            most = np.sqrt(sum(float(each.max()) for each in used.values()))
-            exact = float(epsilon_from_mu(most, 1e-4))
+            # Partitions are independent: a row may be in the most used block of each.
+            largest = np.sqrt(sum(float(each.max()) for each in used.values()))
+            exact = float(epsilon_from_mu(largest, 1e-4))
             assert float(ledger.epsilon[0]) >= exact * (1 - 1e-9)
 
     @given(
@@ -212,22 +212,22 @@ class TestTurns:
 
 
 @pytest.mark.parametrize(
-    ("told", "mu_squared"),
+    ("reports", "mu_squared"),
     [
-        ([("a", 1.0), ("a", 1.0)], 1.0),  # told again
+        ([("a", 1.0), ("a", 1.0)], 1.0),  # reported again
         ([("a", 1.0), ("ab", 4.0)], 4.0),  # the second was measured after the first
         ([("ab", 4.0), ("a", 1.0)], 4.0),
-        ([("a", 1.0), ("b", 1.0)], 2.0),  # they do not know of each other
-        ([("ab", 4.0), ("bc", 3.0)], 7.0),  # b twice: too much, never too little
-        ([("", 1.0), ("a", 1.0)], 2.0),  # without a name it may be anything
+        ([("a", 1.0), ("b", 1.0)], 2.0),  # disjoint
+        ([("ab", 4.0), ("bc", 3.0)], 7.0),  # b is counted twice: never too little
+        ([("", 1.0), ("a", 1.0)], 2.0),  # without a name: never a subset
         ([("", 1.0), ("", 2.0)], 2.0),
     ],
 )
-def test_what_was_measured_before_is_counted_by_its_names(
-    told: list[tuple[str, float]], mu_squared: float
+def test_prior_measurements_are_counted_by_their_names(
+    reports: list[tuple[str, float]], mu_squared: float
 ) -> None:
     ledger = fb.Ledger(None, num_devices=2)
-    for names, spent in told:
+    for names, spent in reports:
         ledger.count_prior(spent**0.5, names)
     exact = GDP.epsilon_from_mu(mu_squared**0.5, 1e-4)
     assert ledger.epsilon == pytest.approx([float(exact)] * 2)

@@ -124,12 +124,12 @@ def test_two_class_softmax_is_logistic_regression() -> None:
 def test_the_minimum_is_scikit_learns() -> None:
     loss = loss_named("logistic", l2=0.05)
     theta, x, y = rows(loss, seed=6, count=200)
-    found = optimize.minimize(
+    minimum = optimize.minimize(
         loss.value, theta, (x, y), jac=loss.gradient, method="BFGS"
     )
     model = LogisticRegression(C=1 / (0.05 * len(x)), fit_intercept=False, tol=1e-9)
-    assert found.x == pytest.approx(model.fit(x, y).coef_[0], abs=1e-3)
-    agree = loss.predictions(loss.scores(found.x, x)) == model.predict(x)
+    assert minimum.x == pytest.approx(model.fit(x, y).coef_[0], abs=1e-3)
+    agree = loss.predictions(loss.scores(minimum.x, x)) == model.predict(x)
     assert agree.all()
 
 

@@ -73,9 +73,9 @@ def test_no_counters_no_joules(tmp_path: Path) -> None:
 
 def test_messages_are_those_of_the_fleet() -> None:
     order, reply = round_messages(102)
-    asked, answered = RoundOrder.from_bytes(order), Reply.from_bytes(reply)
-    assert theta_from_bytes(asked.theta, "float32", 102).shape == (102,)
-    assert answered.theta is not None and not answered.refused
+    request, answer = RoundOrder.from_bytes(order), Reply.from_bytes(reply)
+    assert theta_from_bytes(request.theta, "float32", 102).shape == (102,)
+    assert answer.theta is not None and not answer.refused
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -85,16 +85,19 @@ def test_every_loss_can_be_stepped(name: str) -> None:
 
 
 def test_the_steps_are_those_of_a_real_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[Any] = []
+    calls: list[Any] = []
 
-    def noted(theta: Any, rows: Any, **how: Any) -> None:
-        moved = noisy_steps(theta, rows, **how)
-        taken.append((len(rows), how["batch_size"], how["tau"], moved is not None))
+    def recorded(theta: Any, rows: Any, **options: Any) -> None:
+        moved = noisy_steps(theta, rows, **options)
+        sizes = (len(rows), options["batch_size"], options["tau"])
+        calls.append((*sizes, moved is not None))
 
-    monkeypatch.setattr("fedbudget.metering.noisy_steps", noted)
-    found = measure(LOGISTIC, num_samples=50, dim=5, seconds=0.001)
-    assert set(taken) == {(50, 50, found.tau, True)}
-    assert found.step.repeats == (len(taken) - 1) * found.tau  # the first warms up
+    monkeypatch.setattr("fedbudget.metering.noisy_steps", recorded)
+    measured = measure(LOGISTIC, num_samples=50, dim=5, seconds=0.001)
+    assert set(calls) == {(50, 50, measured.tau, True)}
+    assert (
+        measured.step.repeats == (len(calls) - 1) * measured.tau
+    )  # the first warms up
 
 
 @pytest.mark.parametrize("size", [1, 200_000])
@@ -105,11 +108,11 @@ def test_rounds_over_loopback(size: int) -> None:
 
 
 def test_watts_given_times_seconds() -> None:
-    found = measure(LOGISTIC, num_samples=50, dim=5, seconds=0.01, watts=3.0)
-    assert found.step.joules == pytest.approx(3.0 * found.step.seconds)
-    assert found.prices("seconds") == (found.round.seconds, found.step.seconds)
-    assert found.prices("joules")[0] == pytest.approx(3 * found.round.seconds)
-    assert found.step.repeats >= 5 and found.link.startswith("TCP")
+    measured = measure(LOGISTIC, num_samples=50, dim=5, seconds=0.01, watts=3.0)
+    assert measured.step.joules == pytest.approx(3.0 * measured.step.seconds)
+    assert measured.prices("seconds") == (measured.round.seconds, measured.step.seconds)
+    assert measured.prices("joules")[0] == pytest.approx(3 * measured.round.seconds)
+    assert measured.step.repeats >= 5 and measured.link.startswith("TCP")
 
 
 def test_joules_from_counters_are_shared_by_the_repeats(tmp_path: Path) -> None:
@@ -119,17 +122,17 @@ def test_joules_from_counters_are_shared_by_the_repeats(tmp_path: Path) -> None:
 
     write_counters(tmp_path, [100])
     counting = Counting(tmp_path)
-    found = measure(LOGISTIC, num_samples=50, dim=5, seconds=0.01, rapl=counting)
-    assert found.energy.startswith("RAPL")
-    assert found.step.joules == pytest.approx(12.0 / found.step.repeats)
+    measured = measure(LOGISTIC, num_samples=50, dim=5, seconds=0.01, rapl=counting)
+    assert measured.energy.startswith("RAPL")
+    assert measured.step.joules == pytest.approx(12.0 / measured.step.repeats)
 
 
 def test_without_a_reading_joules_are_refused(tmp_path: Path) -> None:
     nothing = Rapl(tmp_path)
-    found = measure(LOGISTIC, num_samples=5, dim=2, seconds=0.01, rapl=nothing)
-    assert (found.step.joules, found.units) == (None, ("seconds",))
+    measured = measure(LOGISTIC, num_samples=5, dim=2, seconds=0.01, rapl=nothing)
+    assert (measured.step.joules, measured.units) == (None, ("seconds",))
     with pytest.raises(InvalidInputError, match="give --watts"):
-        found.prices("joules")
+        measured.prices("joules")
 
 
 @pytest.fixture(scope="module", params=["amqtt", "mosquitto"])
@@ -158,11 +161,11 @@ def until_end(connection: Connection) -> list[str]:
     raise AssertionError(f"no mark came, only {topics_before}")
 
 
-def left_behind(broker: BrokerProcess) -> list[str]:
+def retained_topics(broker: BrokerProcess) -> list[str]:
     """Return the topics of measuring where something is retained."""
-    where = (topics.measure("#"),)
+    pattern = (topics.measure("#"),)
     watching = Connection(
-        address(broker), name=MEASURE, topics=where, keeps_session=False
+        address(broker), name=MEASURE, topics=pattern, keeps_session=False
     )
     with watching:
         assert watching.wait_connected(20)
@@ -175,25 +178,25 @@ def test_rounds_through_a_real_broker_leave_nothing_behind(
     broker: BrokerProcess, dim: int
 ) -> None:
     through = address(broker)
-    found = measure(LOGISTIC, num_samples=5, dim=dim, seconds=0.01, broker=through)
-    assert found.link == f"MQTT, 127.0.0.1:{broker.port}"
-    assert found.round.repeats >= 5
-    assert left_behind(broker) == []
+    measured = measure(LOGISTIC, num_samples=5, dim=dim, seconds=0.01, broker=through)
+    assert measured.link == f"MQTT, 127.0.0.1:{broker.port}"
+    assert measured.round.repeats >= 5
+    assert retained_topics(broker) == []
 
 
 @pytest.mark.parametrize(
-    "payload, kept", [(b"a", {topics.measure("order")}), (b"", set())]
+    "payload, retained", [(b"a", {topics.measure("order")}), (b"", set())]
 )
-def test_what_is_left_behind_would_be_seen(
-    broker: BrokerProcess, payload: bytes, kept: set[str]
+def test_retained_messages_are_detected(
+    broker: BrokerProcess, payload: bytes, retained: set[str]
 ) -> None:
     with Connection(address(broker), name=MEASURE, topics=()) as connection:
         connection.publish(topics.measure("order"), payload, retain=True)
         assert connection.flush(20)
-    assert set(left_behind(broker)) == kept
+    assert set(retained_topics(broker)) == retained
 
 
-def test_who_is_killed_while_measuring_leaves_nothing_behind(
+def test_a_killed_measurement_leaves_no_retained_messages(
     broker: BrokerProcess,
 ) -> None:
     code = f"""
@@ -214,12 +217,12 @@ with through_broker(broker, b"order", b"reply") as link:
         assert process.stdout is not None
         assert process.stdout.readline() == "measured\n"
         process.kill()
-    assert left_behind(broker) == []
+    assert retained_topics(broker) == []
 
 
 @contextmanager
 def running_fleet(broker: BrokerProcess) -> Iterator[Callable[[], list[str]]]:
-    """Connect a coordinator and a device; yield what tells what they have heard."""
+    """Connect a coordinator and a device; yield a function: the topics they got."""
     coordinator = Connection(
         address(broker, COORDINATOR),
         name=COORDINATOR,
@@ -238,7 +241,7 @@ def running_fleet(broker: BrokerProcess) -> Iterator[Callable[[], list[str]]]:
     with coordinator, oven:
         for connection in (coordinator, oven):
             assert connection.wait_connected(20) and connection.flush(20)
-        heard()  # what other tests have left
+        heard()  # discard messages of other tests
         yield heard
 
 
@@ -248,16 +251,18 @@ def test_a_running_fleet_notices_nothing(broker: BrokerProcess) -> None:
         assert heard() == []
 
 
-def test_a_device_does_not_speak_where_it_is_measured(broker: BrokerProcess) -> None:
+def test_a_device_cannot_publish_to_the_topics_of_measuring(
+    broker: BrokerProcess,
+) -> None:
     with Connection(address(broker, "oven"), name="oven", topics=()) as oven:
         assert oven.wait_connected(20)
         oven.publish(topics.measure("order"), b"forged", retain=True)
         oven.flush(5)
-    assert left_behind(broker) == []
+    assert retained_topics(broker) == []
 
 
 @pytest.mark.parametrize("name", ["oven", MEASURE])  # nor is there a device `measure`
-def test_who_measures_does_not_speak_to_the_fleet(
+def test_measuring_cannot_publish_to_the_topics_of_the_fleet(
     broker: BrokerProcess, name: str
 ) -> None:
     kinds = (topics.declare, topics.status, topics.reply, topics.offer)
@@ -283,10 +288,10 @@ def test_a_certificate_of_a_device_is_refused_before_it_connects(
         assert oven.flush(20) and not oven.problem
 
 
-def test_two_at_a_time_are_told_that_they_are(
+def test_two_measurements_at_a_time_are_an_error(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedbudget.metering._PATIENCE", 2.0)
+    monkeypatch.setattr("fedbudget.metering._TIMEOUT", 2.0)
     with through_broker(address(broker), b"a", b"b") as first:
         first.round()
         with through_broker(address(broker), b"a", b"b"):
@@ -295,17 +300,17 @@ def test_two_at_a_time_are_told_that_they_are(
                     first.round()
 
 
-def test_a_broker_whose_rules_forbid_it_is_told_so(
+def test_an_error_names_a_brokers_rules_that_forbid_measuring(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topics, "measure", lambda what: f"fedbudget/1/secret/{what}")
-    monkeypatch.setattr("fedbudget.metering._PATIENCE", 2.0)
+    monkeypatch.setattr(topics, "measure", lambda kind: f"fedbudget/1/secret/{kind}")
+    monkeypatch.setattr("fedbudget.metering._TIMEOUT", 2.0)
     with pytest.raises(MeasuringError, match=r"check (that its rules|--broker)"):
         with through_broker(address(broker), b"a", b"b") as link:
             link.round()
 
 
-def test_a_broker_that_is_not_there() -> None:
+def test_a_broker_that_cannot_be_reached() -> None:
     with pytest.raises(MeasuringError, match=r"127\.0\.0\.1:1 cannot be reached"):
         with through_broker(BrokerAddress(port=1), b"a", b"b"):
             pass

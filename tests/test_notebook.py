@@ -47,8 +47,8 @@ def printed(notebook: Any) -> list[str]:
 def test_the_notebook_shows_what_it_prints(tmp_path: Path) -> None:
     shown = printed(read())
     assert sum(map(bool, shown)) >= 4, "commit the notebook with its outputs"
-    found = printed(execute(read(), tmp_path))
-    for new, old in zip(found, shown, strict=True):
+    fresh = printed(execute(read(), tmp_path))
+    for new, old in zip(fresh, shown, strict=True):
         assert_alike(new, old)
 
 

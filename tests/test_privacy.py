@@ -117,11 +117,13 @@ def test_zcdp_needs_more_noise_than_gdp() -> None:
     assert ratio(10) == pytest.approx(1.15, abs=0.01)
 
 
-@pytest.mark.parametrize("asked, spent", [(1, 70.8), (2, 73.5), (4, 78.7), (10, 93.2)])
-def test_the_papers_printed_noise_is_not_private(asked: float, spent: float) -> None:
+@pytest.mark.parametrize(
+    "claimed, spent", [(1, 70.8), (2, 73.5), (4, 78.7), (10, 93.2)]
+)
+def test_the_papers_printed_noise_is_not_private(claimed: float, spent: float) -> None:
     # Erratum 1: opt_sigma and Z with the root that the paper prints.
     log_term = np.log(1e4)
-    z = asked + 2 * log_term + 2 * np.sqrt(log_term**2 + asked * log_term)
+    z = claimed + 2 * log_term + 2 * np.sqrt(log_term**2 + claimed * log_term)
     steps, batch_size = 100, 256
     printed = NoisyGradients(
         lipschitz=1.0,
@@ -134,8 +136,8 @@ def test_the_papers_printed_noise_is_not_private(asked: float, spent: float) -> 
     google.compose(dp_event(printed))
     assert google.get_epsilon(1e-4) == pytest.approx(spent, abs=0.05)
     # The other root is private, and is the one that we use.
-    corrected = asked + 2 * log_term - 2 * np.sqrt(log_term**2 + asked * log_term)
-    assert float(rho_from_epsilon(asked, 1e-4)) == pytest.approx(corrected)
+    corrected = claimed + 2 * log_term - 2 * np.sqrt(log_term**2 + claimed * log_term)
+    assert float(rho_from_epsilon(claimed, 1e-4)) == pytest.approx(corrected)
 
 
 @pytest.mark.parametrize("name", ["gdp", "zcdp"])
@@ -315,7 +317,7 @@ def test_a_run_refuses_what_has_no_meaning(field: str, value: object) -> None:
         "noise_std": 1,
         "steps": 1,
     }
-    if field == "steps" and value == 0:  # a device that is not asked takes none
+    if field == "steps" and value == 0:  # a device that is not selected takes none
         assert float(NoisyGradients(**good | {"steps": 0}).mu) == 0  # type: ignore[arg-type]
         return
     with pytest.raises(InvalidInputError, match=field):

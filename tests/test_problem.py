@@ -1,4 +1,4 @@
-"""The problem: constants, their sources, and what may not be known for free."""
+"""The problem: constants, their sources, and the privacy cost of measuring them."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_every_constant_has_a_source() -> None:
             assert constant.note, name
 
 
-def test_what_is_guessed_is_called_a_guess() -> None:
+def test_guesses_have_the_source_assumed() -> None:
     constants = small(loss="hinge").constants
     assert constants["smoothness"].source == "assumed"
     assert constants["dissimilarity"].source == "assumed"

@@ -24,11 +24,11 @@ def test_all_is_complete() -> None:
         and not isinstance(value, ModuleType)
         and getattr(value, "__module__", "").startswith("fedbudget")
     }
-    lazy = set(fedbudget._LAZY)  # not there until they are asked for
+    lazy = set(fedbudget._LAZY)  # not in the module until first used
     assert public | lazy | {"__version__"} == set(fedbudget.__all__)
 
 
-def test_what_was_promised_is_there() -> None:
+def test_promised_names_exist() -> None:
     assert set(fedbudget.__all__) >= PROMISED
 
 

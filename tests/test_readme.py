@@ -91,10 +91,10 @@ def run_python(code: str) -> str:
     return shown.getvalue()
 
 
-def assert_alike(found: str, shown: str) -> None:
+def assert_alike(output: str, shown: str) -> None:
     """Compare words exactly, blanks not at all, and numbers to 5 %."""
-    assert NUMBER.sub("#", found).split() == NUMBER.sub("#", shown).split()
-    numbers = [float(number) for number in NUMBER.findall(found)]
+    assert NUMBER.sub("#", output).split() == NUMBER.sub("#", shown).split()
+    numbers = [float(number) for number in NUMBER.findall(output)]
     expected = [float(number) for number in NUMBER.findall(shown)]
     assert numbers == pytest.approx(expected, rel=0.05)
 

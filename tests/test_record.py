@@ -24,7 +24,7 @@ STATE = {"theta": np.arange(3.0), "rounds_done": np.array(1)}
 OLD = Path(__file__).parent / "old_runs"  # written before there was a devices.bin
 
 
-def test_a_new_folder_holds_the_plan_and_who_ran_it(tmp_path: Path) -> None:
+def test_a_new_folder_holds_the_plan_and_its_origin(tmp_path: Path) -> None:
     record = fb.Record(tmp_path / "deep" / "run", about={"seed": 7})
     assert record.open(PLAN) == (None, [])
     about = json.loads((record.path / "about.json").read_text())
@@ -40,7 +40,7 @@ def test_an_interrupted_run_is_resumed_after_its_last_complete_round(
     first.open(PLAN)
     first.add_round(round_of(1), STATE)
     with open(tmp_path / "run" / "rounds.jsonl", "a") as file:
-        # A row without its state, and a torn one.
+        # A row without its state, and an incomplete one.
         file.write(json.dumps(round_of(2).to_dict()) + '\n{"rou')
     state, rounds = fb.Record(tmp_path / "run").open(PLAN)
     assert state is not None and state["theta"].tolist() == [0, 1, 2]
@@ -48,7 +48,7 @@ def test_an_interrupted_run_is_resumed_after_its_last_complete_round(
     assert plain(read_run(tmp_path / "run").rounds) == plain(rounds)
 
 
-def test_rounds_that_are_gone_are_not_resumed(tmp_path: Path) -> None:
+def test_missing_rounds_are_not_resumed(tmp_path: Path) -> None:
     record = fb.Record(tmp_path)
     record.open(PLAN)
     record.add_round(round_of(1), STATE)
@@ -62,7 +62,7 @@ def test_a_folder_killed_before_its_first_round_starts_again(tmp_path: Path) -> 
     assert fb.Record(tmp_path / "run").open(PLAN) == (None, [])
 
 
-def test_a_first_row_without_its_state_is_not_there_twice(tmp_path: Path) -> None:
+def test_a_first_row_without_its_state_is_not_written_twice(tmp_path: Path) -> None:
     fb.Record(tmp_path / "run").open(PLAN)
     row = json.dumps(round_of(1).to_dict()) + "\n"
     (tmp_path / "run" / "rounds.jsonl").write_text(row)
@@ -73,18 +73,16 @@ def test_a_first_row_without_its_state_is_not_there_twice(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("step", ["about.json", "plan.json", "state.npz", "model.npz"])
-def test_a_half_written_file_is_never_taken_for_a_whole_one(
-    tmp_path: Path, step: str
-) -> None:
+def test_an_incomplete_file_is_never_read(tmp_path: Path, step: str) -> None:
     record = fb.Record(tmp_path / "run")
     record.open(PLAN)
     record.add_round(round_of(1), STATE)
-    (tmp_path / "run" / f".{step}.partial").write_bytes(b"torn")
+    (tmp_path / "run" / f".{step}.partial").write_bytes(b"incomplete")
     state, rounds = fb.Record(tmp_path / "run").open(PLAN)
     assert state is not None and len(rounds) == 1
 
 
-def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     record = fb.Record(tmp_path / "run", about={"seed": 1})
     record.open(PLAN)
     other = replace(PLAN, tau=PLAN.tau + 1)
@@ -117,7 +115,7 @@ def test_a_full_disk_is_one_line(
     assert state is not None and plain(rounds) == [round_of(1).to_dict()]
 
 
-def test_a_file_is_written_whole_or_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_file_is_written_atomically(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     for mode, content in (("w", "a\r\nb\n"), ("wb", b"a\r\nb\n")):
         with whole_file(path, mode, permissions=0o600) as file:
@@ -129,8 +127,8 @@ def test_a_file_is_written_whole_or_leaves_no_trace(tmp_path: Path) -> None:
         1 / 0  # noqa: B018
     assert path.read_bytes() == b"a\r\nb\n"
     assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
-    for wrong in (path / "below", tmp_path, ""):
-        with pytest.raises(fb.RecordError, match="cannot write"), whole_file(wrong):
+    for invalid in (path / "below", tmp_path, ""):
+        with pytest.raises(fb.RecordError, match="cannot write"), whole_file(invalid):
             pass
 
 
@@ -145,7 +143,7 @@ time.sleep(600)
 """
 
 
-def test_a_folder_has_one_writer_and_a_killed_one_is_no_obstacle(
+def test_a_folder_has_one_writer_until_it_is_killed(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "run"
@@ -198,17 +196,17 @@ def test_of_many_devices_everything_is_read_back(tmp_path: Path) -> None:
     second = round_of(2, epsilon=each, cost=100 * each, refused=refused)
     for number, latest in ((1, first), (2, second)):
         record.add_round(latest, {"rounds_done": np.array(number)})
-    held = read_run(tmp_path / "run").rounds
-    refused[100] = "its reason was not kept"
-    assert_same(held, [first, replace(second, refused=refused)])
+    rounds = read_run(tmp_path / "run").rounds
+    refused[100] = "its reason was not stored"
+    assert_same(rounds, [first, replace(second, refused=refused)])
     row = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
     assert row["epsilon"] == {"min": 0.0, "median": 2.0, "max": 4.0}
     assert len(row["silent"]) == 100
 
 
-@pytest.mark.parametrize("torn", ["whole records", "half a record", "no state yet"])
+@pytest.mark.parametrize("damage", ["whole records", "half a record", "no state yet"])
 def test_a_run_of_many_devices_that_was_killed_ends_with_the_same_numbers(
-    tmp_path: Path, torn: str
+    tmp_path: Path, damage: str
 ) -> None:
     def kill(latest: fb.Round) -> None:
         if latest.number == 2:
@@ -218,13 +216,13 @@ def test_a_run_of_many_devices_that_was_killed_ends_with_the_same_numbers(
     with pytest.raises(KeyboardInterrupt):
         fb.train(MANY_PLAN, many_devices(), record=folder, on_round=kill)
     one = (folder / "devices.bin").read_bytes()
-    if torn == "no state yet":
+    if damage == "no state yet":
         (folder / "state.npz").unlink()
     else:
         with open(folder / "devices.bin", "ab") as file:
             record = one[len(one) // 2 :]
             later = (3).to_bytes(8, "little") + record[8:]
-            file.write(later if torn == "whole records" else later[:-1])
+            file.write(later if damage == "whole records" else later[:-1])
     run = fb.train(MANY_PLAN, many_devices(), record=folder)
     whole = fb.train(MANY_PLAN, many_devices(), record=tmp_path / "whole")
     assert any(done.silent for done in whole.rounds)
@@ -260,15 +258,30 @@ def test_a_folder_of_an_older_version_is_read_reported_and_resumed(
     assert last.epsilon == pytest.approx(whole.rounds[1].epsilon)
     assert last.cost == pytest.approx(whole.rounds[1].cost)
     assert (first.epsilon >= whole.rounds[0].epsilon * (1 - 1e-9)).all()
-    if name == "many":  # only the range was kept: the most counts for all
-        most = np.full(101, whole.rounds[0].epsilon.max())
-        assert first.epsilon == pytest.approx(most)
+    if name == "many":  # only the range was stored: all get the maximum
+        largest = np.full(101, whole.rounds[0].epsilon.max())
+        assert first.epsilon == pytest.approx(largest)
     run = fb.train(old.plan, devices(), record=folder)
     assert run.theta == pytest.approx(whole.theta, abs=1e-5)
     again = read_run(folder)
     assert again.finished and again.rounds[2].silent == whole.rounds[2].silent
     assert again.rounds[2].epsilon.tolist() == whole.rounds[2].epsilon.tolist()
     assert "of 3" in fb.report(folder).read_text()
+
+
+def test_a_run_is_resumed_whatever_words_explain_its_plan(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(OLD / "few", folder)
+    plan = read_run(folder).plan
+    reworded = replace(plan, reasons=("in other words",), advice="")
+    state, rounds = fb.Record(folder).open(reworded)
+    assert state is not None and len(rounds) == 2
+    for other in (replace(plan, tau=plan.tau + 1), replace(plan, learning_rate=0.1)):
+        with pytest.raises(fb.RecordError, match="another plan"):
+            fb.Record(folder).open(other)
+    (folder / "plan.json").write_text("[]")
+    with pytest.raises(fb.RecordError, match="another plan"):
+        fb.Record(folder).open(reworded)
 
 
 def test_a_folder_that_averaged_a_tail_is_not_resumed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Planned again, a run goes on within the budgets it started with."""
+"""Replanned runs stay within their initial budgets."""
 
 from dataclasses import replace
 
@@ -23,13 +23,13 @@ def charged(plan: fb.Plan, ledger: Ledger, rounds: int, prices: fb.Prices) -> Ru
     """Return a run of some rounds that only charges; nothing may be refused."""
     ledger.count_prior(plan.prior_mu, plan.prior_releases)
     for number in range(1, rounds + 1):
-        asked = plan.takes_part(number)
+        selected = plan.takes_part(number)
         charge = Charge(
             steps=plan.tau,
             noise_multiplier=plan.noise_multiplier,
             cost=prices.run_cost(rounds=1, tau=plan.tau, batch_size=plan.batch_size),
         )
-        assert (ledger.charge(charge, who=asked) == asked).all()
+        assert (ledger.charge(charge, mask=selected) == selected).all()
     last = round_of(rounds, epsilon=ledger.epsilon, cost=ledger.cost)
     return Run(theta=np.zeros(5), rounds=[last] * rounds, plan=plan)
 
@@ -57,14 +57,14 @@ def test_arbitrary_replanning_never_exceeds_a_budget(
     ledger = Ledger(budget, num_devices=4)
     plan = fb.plan(problem, budget, prices, learning_rate=2.0)
     mu_sq: Array = np.full(4, measured**2)
-    for rounds, dearer, lost in stages:
+    for rounds, factor, lost in stages:
         rounds = min(rounds, plan.rounds)
         run = charged(plan, ledger, rounds, prices)
         took = np.minimum(plan.device_rounds, rounds)
         mu_sq += 4 * plan.tau * took / plan.noise_multiplier**2  # by hand
         assert (plan.epsilon <= budget.epsilon).all()
         plan.check_promise()
-        prices = fb.Prices(communication=100 * dearer, computation=dearer)
+        prices = fb.Prices(communication=100 * factor, computation=factor)
         gone.add(lost)
         try:
             plan = fb.replan(
@@ -79,7 +79,7 @@ def test_arbitrary_replanning_never_exceeds_a_budget(
         mu_sq += 4 * plan.tau * plan.device_rounds / plan.noise_multiplier**2
     limit = np.asarray(budget.epsilon)
     assert (ledger.epsilon <= limit).all() and (ledger.cost <= 1000 * (1 + 1e-12)).all()
-    for m in np.flatnonzero(mu_sq):  # Google's count of all that was released
+    for m in np.flatnonzero(mu_sq):  # dp-accounting's epsilon of all releases
         spent = dp_accounting.get_epsilon_gaussian(1 / mu_sq[m] ** 0.5, 1e-4)
         assert spent <= limit[m] * (1 + 1e-9)
 
@@ -97,7 +97,7 @@ class Leaving(fb.SimulatedDevices):
     stays_for = 1
 
 
-def test_training_goes_on_without_a_device_that_fell_silent() -> None:
+def test_training_continues_without_a_silent_device() -> None:
     devices = Leaving(DATA, seed=1, budget=BUDGET, prices=PRICES)
     plan = fb.plan(PROBLEM, BUDGET, PRICES)
     assert plan.rounds > 4
@@ -109,17 +109,17 @@ def test_training_goes_on_without_a_device_that_fell_silent() -> None:
     assert not any(done.refused for run in runs for done in run.rounds)
     assert (devices.ledger.epsilon <= np.asarray(BUDGET.epsilon)).all()
     assert (devices.ledger.cost <= 1000).all()
-    # Devices that stayed have used up what privacy they had.
+    # Devices that stayed have spent their privacy budgets.
     stayed = np.array([0, 1, 3])
-    asked = runs[1].plan.weights[stayed] > 0
-    left = np.asarray(BUDGET.epsilon)[stayed] - devices.ledger.epsilon[stayed]
-    assert (left[asked] < 0.01).all()
+    selected = runs[1].plan.weights[stayed] > 0
+    remaining = np.asarray(BUDGET.epsilon)[stayed] - devices.ledger.epsilon[stayed]
+    assert (remaining[selected] < 0.01).all()
     assert runs[1].measured["train_loss"] < np.log(2)
 
 
-def test_a_run_that_goes_on_starts_from_the_model_and_draws_new_noise() -> None:
-    # With drift control a run that goes on begins without the shifts of the one before.
-    plan = fb.plan(PROBLEM, BUDGET, PRICES, drift_control=False)
+def test_a_continued_run_starts_from_the_model_and_draws_new_noise() -> None:
+    # With drift correction, a continued run starts without the shifts of the first.
+    plan = fb.plan(PROBLEM, BUDGET, PRICES, drift_correction=False)
     whole = fb.SimulatedDevices(DATA, seed=3)
     straight = fb.train(replace(plan, momentum=0.0), whole)
     parts = fb.SimulatedDevices(DATA, seed=3)
@@ -129,11 +129,11 @@ def test_a_run_that_goes_on_starts_from_the_model_and_draws_new_noise() -> None:
     assert len(first.rounds) == 2 and first.steps == 2 * plan.tau
     rest = replace(plan, momentum=0.0, rounds=plan.rounds - 2)
     second = fb.train(rest, parts, after=first)
-    # The same plan, in two parts: the same models, for noise goes with the step.
+    # The same plan in two parts gives the same model: noise depends on the step.
     assert second.theta == pytest.approx(straight.theta, abs=1e-9)
 
 
-def test_what_cannot_be_planned_again_is_refused() -> None:
+def test_invalid_replanning_is_refused() -> None:
     plan = fb.plan(PROBLEM, BUDGET, PRICES)
     ledger = Ledger(BUDGET, num_devices=4)
     run = charged(plan, ledger, plan.rounds, PRICES)
@@ -147,7 +147,7 @@ def test_what_cannot_be_planned_again_is_refused() -> None:
         fb.replan(free, PROBLEM, BUDGET, PRICES)
 
 
-def test_what_was_spent_is_read_at_the_delta_it_was_counted_at() -> None:
+def test_spending_is_read_at_the_delta_of_its_plan() -> None:
     # Devices without a budget of their own, and two deltas: the plan's and the rest's.
     for first, then in ((1e-7, 1e-7), (1e-4, 1e-7), (1e-7, 1e-4)):
         budget = fb.Budget(epsilon=2.0, delta=first, cost=1000)
@@ -161,7 +161,7 @@ def test_what_was_spent_is_read_at_the_delta_it_was_counted_at() -> None:
         assert (rest.delta == then).all()
 
 
-def test_another_problem_or_a_device_that_is_not_there_is_refused() -> None:
+def test_another_problem_or_an_unknown_device_is_refused() -> None:
     plan = fb.plan(PROBLEM, BUDGET, PRICES)
     run = charged(plan, Ledger(BUDGET, num_devices=4), 2, PRICES)
     for gone in ([99], [-1], ["a"], [1.5]):
@@ -178,7 +178,7 @@ def test_another_problem_or_a_device_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.parametrize("sampled", [True, False])
-def test_what_cannot_be_planned_again_is_refused_before_the_first_round(
+def test_invalid_replanning_is_refused_before_the_first_round(
     sampled: bool,
 ) -> None:
     if sampled:

@@ -12,7 +12,7 @@ import pytest
 
 import fedbudget as fb
 from fedbudget.errors import InvalidInputError, MissingExtraError, TrackingError
-from fedbudget.trackers import facts, scalars, tracker
+from fedbudget.trackers import parameters, scalars, tracker
 from tests.cli.examples import BUDGET, sensors
 from tests.cli.running import assert_one_line, run, run_python
 from tests.examples import round_of
@@ -36,7 +36,7 @@ def test_names_say_what_is_not_private_and_whose_a_number_is() -> None:
         "not_private/train_loss": 0.7,
         "steps": 20.0,
         "answered": 2.0,
-        "epsilon/north": 1.0,  # the other has no bound and no number: nor has the most
+        "epsilon/north": 1.0,  # south's epsilon is unbounded, and so is the maximum
         "cost/north": 220.0,
         "cost/south/1": 180.0,
         "cost/max": 220.0,
@@ -69,7 +69,7 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("mlflow", reason="mlflow is not installed: not tried for real")
-    # A store of files needs no database; newer MLflow wants to be asked twice for it.
+    # A store of files needs no database; newer MLflow allows it only with this setting.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     yield f"file:{tmp_path}/mlruns"
 
@@ -86,8 +86,8 @@ def test_mlflow_reads_back_what_was_logged(store: str) -> None:
         with tracker(f"mlflow:{store}", PLAN, device_names=NAMES):
             raise KeyError
     client: Any = mlflow.MlflowClient(tracking_uri=store)
-    place = client.get_experiment_by_name("fedbudget").experiment_id
-    runs = client.search_runs([place], order_by=["attributes.start_time ASC"])
+    experiment = client.get_experiment_by_name("fedbudget").experiment_id
+    runs = client.search_runs([experiment], order_by=["attributes.start_time ASC"])
     assert [run.info.status for run in runs] == ["FINISHED", "FAILED"]
     history = client.get_metric_history(runs[0].info.run_id, "cost/south/1")
     assert [(point.step, point.value) for point in history] == [(1, 90.0), (2, 180.0)]
@@ -101,7 +101,7 @@ def test_wandb_keeps_a_run_offline(
     # In a process of its own: wandb starts helpers that outlive a test.
     code = (
         "import sys; sys.path.insert(0, '.')\n"
-        "from tests.test_trackers import NAMES, PLAN, row, tracker\n"
+        "from tests.test_trackers import NAMES, PLAN, logged, tracker\n"
         "with tracker('wandb:demo', PLAN, device_names=NAMES) as log:\n"
         "    log(logged(1)); log(logged(2))\n"
     )
@@ -113,10 +113,10 @@ def test_wandb_keeps_a_run_offline(
         PYTHONPATH=os.pathsep.join(sys.path),
     )
     assert result.code == 0, result.err
-    (kept,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    held = kept.read_bytes()
-    assert b"not_private/test_accuracy" in held
-    assert b"epsilon/north" in held
+    (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    content = path.read_bytes()
+    assert b"not_private/test_accuracy" in content
+    assert b"epsilon/north" in content
 
 
 def test_the_command_tracks_while_it_trains(
@@ -125,19 +125,19 @@ def test_the_command_tracks_while_it_trains(
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    where = ("--track", f"tensorboard:{tmp_path}/tb")
-    result = run(capsys, "train", *sensors(tmp_path), *BUDGET, *where, "--json")
+    track = ("--track", f"tensorboard:{tmp_path}/tb")
+    result = run(capsys, "train", *sensors(tmp_path), *BUDGET, *track, "--json")
     assert (result.code, result.err) == (0, "")
-    found = json.loads(result.out)
+    output = json.loads(result.out)
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
     curve = events.Scalars("not_private/test_accuracy")
-    assert len(curve) == found["rounds"]
-    assert curve[-1].value == pytest.approx(found["accuracy"])
-    assert events.Scalars("epsilon/s0")[-1].value == pytest.approx(found["epsilon"][0])
+    assert len(curve) == output["rounds"]
+    assert curve[-1].value == pytest.approx(output["accuracy"])
+    assert events.Scalars("epsilon/s0")[-1].value == pytest.approx(output["epsilon"][0])
 
 
 @pytest.mark.parametrize("where", ["", "tensorboard", "tensorboard:", "comet:x"])
-def test_trackers_that_are_not_known(where: str) -> None:
+def test_unknown_trackers_are_refused(where: str) -> None:
     with pytest.raises(InvalidInputError, match="write tensorboard:FOLDER"):
         tracker(where, PLAN)
 
@@ -156,16 +156,16 @@ def test_a_package_that_is_missing(
         tracker(where, PLAN)
 
 
-def test_a_place_that_cannot_be_written(
+def test_a_folder_that_cannot_be_written(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     with pytest.raises(TrackingError, match="'tensorboard' failed"):
         tracker("tensorboard:/proc/tb", PLAN).__enter__()
-    where = ("--track", "tensorboard:/proc/tb")
-    result = run(capsys, "train", *sensors(tmp_path), *BUDGET, *where)
+    track = ("--track", "tensorboard:/proc/tb")
+    result = run(capsys, "train", *sensors(tmp_path), *BUDGET, *track)
     assert_one_line(result, code=1, says=("tracker 'tensorboard' failed",))
 
 
 def test_a_plan_without_privacy_has_no_epsilon() -> None:
-    assert facts(PLAN.without_privacy())["epsilon"] == "none"
+    assert parameters(PLAN.without_privacy())["epsilon"] == "none"

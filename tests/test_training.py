@@ -49,7 +49,7 @@ PLAN = fb.plan(DATA.problem(), BUDGET, PRICES)
 
 
 class Scripted:
-    """Devices that answer what a test tells them to."""
+    """Devices whose answers a test gives."""
 
     num_devices = 4
     steps_taken = 0
@@ -198,8 +198,8 @@ def test_a_sweep_runs_what_train_runs() -> None:
         for s, seed in enumerate((3, 4)):
             run = fb.train(plan, fb.SimulatedDevices(DATA, seed=seed))
             assert swept.theta[p, s] == pytest.approx(run.theta, abs=1e-5)
-            found = swept.measured["test_accuracy"][p, s]
-            assert found == pytest.approx(run.measured["test_accuracy"])
+            accuracy = swept.measured["test_accuracy"][p, s]
+            assert accuracy == pytest.approx(run.measured["test_accuracy"])
     assert len(list(swept.rows())) == 6
 
 
@@ -238,9 +238,9 @@ class TestTheDeviceDecides:
         problem = DATA.problem()
         devices = fb.SimulatedDevices(DATA)
         for seed, times in ((0, 1), (0, 1), (1, 2)):  # the same one, then another
-            found = measure_dissimilarity(DATA, problem, BUDGET, seed=seed)
-            devices.begin(fb.plan(found, BUDGET, PRICES))
-            mu = found.prior_mu * times**0.5
+            measured = measure_dissimilarity(DATA, problem, BUDGET, seed=seed)
+            devices.begin(fb.plan(measured, BUDGET, PRICES))
+            mu = measured.prior_mu * times**0.5
             spent = GDP.epsilon_from_mu(mu, 1e-4)
             assert devices.ledger.epsilon == pytest.approx(spent)
 
@@ -266,7 +266,7 @@ class TestTheDeviceDecides:
         assert np.array_equal(fb.train(PLAN, again).theta, first.theta)
         assert np.array_equal(fb.train(PLAN, again).theta, second.theta)
 
-    def test_who_does_not_answer_is_charged_but_not_averaged(self) -> None:
+    def test_a_silent_device_is_charged_but_not_averaged(self) -> None:
         plan = changed(rounds=9)
         devices = fb.SimulatedDevices(DATA, participation=0.5, seed=5)
         run = fb.train(plan, devices)
@@ -301,15 +301,15 @@ def test_a_plan_for_other_data_is_refused(plan: Any, message: str) -> None:
 
 
 class TestInterrupted:
-    """Runs that stop half-way: what goes on, what is charged, what is refused."""
+    """Interrupted runs: resumed, charged once, or refused."""
 
-    def cut(self, folder: Path, devices: fb.SimulatedDevices, **how: Any) -> None:
+    def cut(self, folder: Path, devices: fb.SimulatedDevices, **options: Any) -> None:
         def stop(latest: fb.Round) -> None:
             if latest.number == 2:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            fb.train(PLAN, devices, record=folder, on_round=stop, **how)
+            fb.train(PLAN, devices, record=folder, on_round=stop, **options)
 
     def test_a_run_after_a_resumed_one_draws_noise_of_its_own(
         self, tmp_path: Path
@@ -350,7 +350,7 @@ class TestInterrupted:
             ({"participation": 0.9}, "a run with participation 1.0, not 0.9"),
         ],
     )
-    def test_what_a_run_depends_on_must_be_the_same(
+    def test_seed_and_participation_must_be_the_same(
         self, tmp_path: Path, other: dict[str, Any], message: str
     ) -> None:
         self.cut(tmp_path / "run", fb.SimulatedDevices(DATA))
@@ -364,9 +364,7 @@ class TestInterrupted:
         with pytest.raises(fb.RecordError, match="a run with rows"):
             fb.train(PLAN, fb.SimulatedDevices(turned), record=tmp_path / "run")
 
-    def test_a_run_that_goes_on_from_another_is_resumed_or_refused(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_continued_run_is_resumed_or_refused(self, tmp_path: Path) -> None:
         plan = changed(momentum=0.0)
         straight = fb.SimulatedDevices(DATA)
         first = fb.train(plan, straight)
@@ -374,7 +372,7 @@ class TestInterrupted:
         devices = fb.SimulatedDevices(DATA)
         fb.train(plan, devices)
         self.cut(tmp_path / "run", devices, after=first)
-        with pytest.raises(fb.InvalidInputError, match="have taken 0,"):
+        with pytest.raises(fb.InvalidInputError, match="have taken only 0,"):
             fb.train(
                 PLAN, fb.SimulatedDevices(DATA), after=first, record=tmp_path / "run"
             )
@@ -388,7 +386,7 @@ class TestInterrupted:
         assert np.array_equal(again.ledger.epsilon, straight.ledger.epsilon)
 
 
-def test_two_ways_to_go_on_from_one_run_draw_different_noise() -> None:
+def test_two_continuations_of_one_run_draw_different_noise() -> None:
     one = changed(tau=1, rounds=1, momentum=0.0, learning_rate=1.0, last_round=None)
     devices = fb.SimulatedDevices(DATA)
     run = fb.train(one, devices)
@@ -398,7 +396,7 @@ def test_two_ways_to_go_on_from_one_run_draw_different_noise() -> None:
     assert not np.allclose(2 * near, far.theta - run.theta, atol=1e-4)
 
 
-def test_going_on_with_devices_that_did_not_run_the_first_part_is_refused(
+def test_continuing_on_devices_that_did_not_run_the_first_part_is_refused(
     tmp_path: Path,
 ) -> None:
     run = fb.train(PLAN, fb.SimulatedDevices(DATA))
@@ -409,15 +407,15 @@ def test_going_on_with_devices_that_did_not_run_the_first_part_is_refused(
     assert not (tmp_path / "not begun").exists()
 
 
-def test_a_plan_that_promises_more_than_its_noise_keeps_is_refused() -> None:
+def test_a_plan_that_claims_more_privacy_than_its_noise_gives_is_refused() -> None:
     loud = replace(PLAN, noise_std=PLAN.noise_std / 20)
-    with pytest.raises(fb.InvalidInputError, match="as this plan claims: plan again"):
+    with pytest.raises(fb.InvalidInputError, match="as this plan states: plan again"):
         fb.train(loud, fb.SimulatedDevices(DATA))
-    with pytest.raises(fb.InvalidInputError, match="as this plan claims: plan again"):
+    with pytest.raises(fb.InvalidInputError, match="as this plan states: plan again"):
         fb.sweep(DATA, [PLAN, loud], seeds=[0])
 
 
-def test_of_many_devices_every_ones_spending_is_kept(tmp_path: Path) -> None:
+def test_the_spending_of_each_of_many_devices_is_stored(tmp_path: Path) -> None:
     data = examples.small_data(devices=101, rows=12)
     epsilon = np.where(np.arange(101) < 5, 10.0, 1.0)
     budget = fb.Budget(epsilon=epsilon, cost=1000)
@@ -433,7 +431,7 @@ def test_of_many_devices_every_ones_spending_is_kept(tmp_path: Path) -> None:
         assert file["epsilon"].tolist() == devices.ledger.epsilon.tolist()
         assert file["cost"].tolist() == devices.ledger.cost.tolist()
     rest = fb.replan(run, data.problem(), budget, PRICES, weights="uniform")
-    assert (rest.weights > 0).all()  # the poorest have budget left, too
+    assert (rest.weights > 0).all()  # devices with the smallest budget can still pay
 
 
 @pytest.mark.parametrize("rate, message", [(1e30, "long, above 1e"), (1e39, "finite")])
@@ -474,21 +472,21 @@ sys.path[:0] = [{tests!r}, {root!r}]
 from test_training import DATA, changed
 import fedbudget as fb
 
-plan = changed(rounds=500, tau=2, drift_control=True)
+plan = changed(rounds=500, tau=2, drift_correction=True)
 fb.train(plan, fb.SimulatedDevices(DATA, seed=1), record=sys.argv[1])
 """
 
 
 def test_a_run_killed_at_any_moment_ends_with_the_same_numbers(tmp_path: Path) -> None:
-    here = Path(__file__).parent
-    script = SCRIPT.format(tests=str(here), root=str(here.parent))
+    tests = Path(__file__).parent
+    script = SCRIPT.format(tests=str(tests), root=str(tests.parent))
 
     def start(folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-c", script, str(folder)], env=os.environ.copy()
         )
 
-    plan = changed(rounds=500, tau=2, drift_control=True)
+    plan = changed(rounds=500, tau=2, drift_correction=True)
     whole = fb.train(plan, fb.SimulatedDevices(DATA, seed=1))
     killed = 0
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""How much memory a device's process takes, and how long a round is on it.
+"""Memory of a device's process, and the duration of a round on it.
 
     python benchmarks/fleet/device_memory.py
 
@@ -110,9 +110,9 @@ def drive(folder: Path, port: int, num_rows: int) -> list[float]:
             while (message := connection.receive(30)) is not None:
                 connection.acknowledge(message)
                 if "/reply/" in message.topic:
-                    found = Reply.from_bytes(message.payload)
-                    if found.round == number:
-                        return found
+                    answer = Reply.from_bytes(message.payload)
+                    if answer.round == number:
+                        return answer
             raise TimeoutError(f"no reply to round {number}")
 
         connection.publish(topics.offer("hs-grad"), signer.sign(offer), retain=True)
@@ -122,10 +122,10 @@ def drive(folder: Path, port: int, num_rows: int) -> list[float]:
             order = RoundOrder(run=run, round=number, theta=theta)
             started = time.perf_counter()
             connection.publish(topics.order(run), signer.sign(order), retain=True)
-            found = reply(number)
+            answer = reply(number)
             seconds.append(time.perf_counter() - started)
-            assert found.theta is not None, found.reason
-            theta = found.theta
+            assert answer.theta is not None, answer.reason
+            theta = answer.theta
     return seconds
 
 
@@ -154,8 +154,8 @@ def main() -> None:
     print(f"rows      {num_rows} of {DIM} columns, from a CSV file")
     print(f"memory    {used['VmRSS']:.1f} MB RSS after {ROUNDS} rounds over TLS")
     print(f"peak      {used['VmHWM']:.1f} MB RSS, while the file was read")
-    middle = 1000 * statistics.median(seconds)
-    print(f"round     {middle:.0f} ms in the middle, {TAU} steps, charge and answer")
+    median = 1000 * statistics.median(seconds)
+    print(f"round     {median:.0f} ms (median), {TAU} steps, charge and answer")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Kills everything, over and over: `python benchmarks/fleet/faults.py [injections]`.
+"""Kill processes of a fleet: `python benchmarks/fleet/faults.py [injections]`.
 
 A fleet of four devices, a coordinator and a broker (mosquitto, or the embedded one if
-that is not installed or `--broker amqtt` asks for it), each a process, trains on
-Adult's rows. 200 kills are made if nothing is said. How they are made, and what must
-hold after them, is in tests/fleet/faults.py, whose short form `make test` runs.
+that is not installed or `--broker amqtt` is given), each a process, trains on
+Adult's rows. The default is 200 kills. How they are made, and what must hold
+after them, is in tests/fleet/faults.py, whose short form `make test` runs.
 
 Exits with 1 if any of it does not hold.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import fedbudget as fb
 from fedbudget.fleet.demo import Terms
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the clone, for its tests
 from tests.fleet.brokers import FLEETS, USUAL
 from tests.fleet.faults import Report, campaign
 
@@ -28,7 +28,7 @@ MOST_SECONDS = 1800  # for one run
 
 
 def lines(report: Report) -> list[tuple[str, Any]]:
-    """Return the report's figures, with names for people."""
+    """Return the report's figures with readable names."""
     kills = ", ".join(f"{name} {count}" for name, count in sorted(report.kills.items()))
     mean, spread = report.simulated
     accuracies = ", ".join(f"{accuracy:.4f}" for accuracy in report.accuracies)
@@ -37,10 +37,10 @@ def lines(report: Report) -> list[tuple[str, Any]]:
         ("runs, to their end", report.runs),
         ("rounds", f"{report.rounds}, each averaged once"),
         ("rounds that all answered", report.full_rounds),
-        ("answers the coordinator saw", report.answers),
+        ("answers received", report.answers),
         ("charges in the ledgers", report.charges),
-        ("charged, answer not seen", report.unanswered),
-        ("seen, not charged", 0 if not report.broken else "see below"),
+        ("charged, not received", report.unanswered),
+        ("received, not charged", 0 if not report.broken else "see below"),
         ("test accuracy", accuracies),
         ("undisturbed, simulated", f"{mean:.4f} +- {spread:.4f}"),
         ("seconds", f"{report.seconds:.0f}"),
@@ -48,7 +48,7 @@ def lines(report: Report) -> list[tuple[str, Any]]:
 
 
 def main() -> int:
-    """Run a campaign and print what it found."""
+    """Run a campaign and print its report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("injections", type=int, nargs="?", default=200)
     parser.add_argument("--broker", choices=sorted(FLEETS), default=USUAL)

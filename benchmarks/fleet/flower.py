@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import fedbudget as fb
-from fedbudget.data.dataset import only
+from fedbudget.data.dataset import select_devices
 from fedbudget.fleet.demo import Terms, compare
 from fedbudget.privacy import rounded_up
 
@@ -26,22 +26,22 @@ TERMS = Terms(epsilon=4, cost=1000, communication=100, computation=1)
 
 def main() -> None:
     data = fb.load("adult", split="by-education", seed=0)
-    data = only(data, sorted(np.argsort(data.num_samples)[-4:].tolist()))
+    data = select_devices(data, sorted(np.argsort(data.num_samples)[-4:].tolist()))
     folder = Path(tempfile.mkdtemp(prefix="fedbudget-flower-"))
     trial = FlowerTrial(folder, data, TERMS, deadline=60)
     with ExitStack() as stack:
         trial.start(stack)
         trial.wait(lambda status: None)
-    found, plan = compare(trial), trial.plan()
-    ours, simulated = found["fleet"], found["simulated"]
+    comparison, plan = compare(trial), trial.plan()
+    ours, simulated = comparison["fleet"], comparison["simulated"]
     print(f"devices    {', '.join(trial.names)}")
     print(f"plan       {plan.rounds} rounds of {plan.tau} local steps")
-    for told in trial.final_status()["devices"]:
+    for device in trial.final_status()["devices"]:
         print(
-            f"           {told['name']}: {told['answered']} answers, epsilon "
-            f"{rounded_up(told['epsilon'])}, cost {told['cost']:g}, by its own ledger"
+            f"           {device['name']}: {device['answered']} answers, epsilon "
+            f"{rounded_up(device['epsilon'])}, cost {device['cost']:g} (own ledger)"
         )
-    print(f"round      {found['median_round_seconds']:.1f} s in the middle")
+    print(f"round      {comparison['median_round_seconds']:.1f} s median")
     print(f"accuracy   {ours['accuracy']:.4f} over Flower")
     print(
         f"           {simulated['accuracy']:.4f} +- {simulated['spread']:.4f} "

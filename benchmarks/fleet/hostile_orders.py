@@ -1,10 +1,10 @@
-"""A coordinator that means harm: many thousands of orders against one guard.
+"""A hostile coordinator: many thousands of orders against one guard.
 
     python benchmarks/fleet/hostile_orders.py --orders 100000
 
-What is sent, and what a guard may do, is in tests/fleet/device/hostile_orders.py, whose
-short form `make test` runs. The exit code is 1, with a line for each breach, if there
-is one. What is sent follows --seed, but for keys.
+The messages and the checks are in tests/fleet/device/hostile_orders.py; `make test`
+runs a short campaign. The exit code is 1 if there is a breach, with a line for each.
+--seed determines the messages, except for keys.
 """
 
 import argparse
@@ -38,17 +38,17 @@ def main(arguments: list[str] | None = None) -> int:
         campaign = Campaign(Path(folder), random.Random(options.seed))
         campaign.run(options.orders, progress)
     print(f"orders      {options.orders} in {time.perf_counter() - started:.0f} s")
-    print(f"devices     {campaign.lives}, started again {campaign.restarts} times")
-    print(f"sent        {_listed(campaign.mischief)}")
+    print(f"devices     {campaign.lives}, restarted {campaign.restarts} times")
+    print(f"sent        {_listed(campaign.attacks)}")
     print(f"replies     {_listed(campaign.answers)}")
     print(f"charged     {campaign.charged} rounds, each once")
     squares = np.array(campaign.squares)
-    if len(squares):  # few orders may leave none to compare
+    if len(squares):  # a short campaign may have none to compare
         print(
-            f"noise       mean square {squares.mean():.3f} of what it should be, over "
+            f"noise       mean square {squares.mean():.3f} of the expected value, over "
             f"{len(squares)} numbers (standard error {np.sqrt(2 / len(squares)):.3f})"
         )
-    print(f"shifted     {campaign.shifted} of the answers that these numbers are of")
+    print(f"shifted     {campaign.shifted} of the compared answers")
     print(f"breaches    {len(campaign.breaches)}")
     for breach in campaign.breaches[:20]:
         print(f"  {breach}")

@@ -72,9 +72,9 @@ class Relay:
 def resident_bytes(pid: int) -> int:
     """Return a process's resident set (Linux)."""
     text = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", text)
-    assert found is not None
-    return 1024 * int(found[1])
+    match = re.search(r"VmRSS:\s+(\d+) kB", text)
+    assert match is not None
+    return 1024 * int(match[1])
 
 
 def fsync_seconds(folder: Path) -> float:
@@ -142,7 +142,7 @@ def main() -> int:
         columns["in memory"] = measure("/dev/shm")
     print(f"{'ledgers':30}" + "".join(f" {name:>18}" for name in columns))
     for name in columns["one disk for all"]:
-        cells = (f" {found[name]:>18}" for found in columns.values())
+        cells = (f" {column[name]:>18}" for column in columns.values())
         print(f"{name:30}" + "".join(cells))
     return 0
 

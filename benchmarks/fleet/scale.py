@@ -89,7 +89,7 @@ class Clients:
         self._thread = threading.Thread(target=self._drive, daemon=True)
 
     def start(self) -> None:
-        """Connect all, one after the other, and wait until all are there."""
+        """Connect all devices one by one, and wait until all are connected."""
         for name, connection in self.connections.items():
             connection.keep(topics.declare(name), declaration(name).to_bytes())
             client = connection._client

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2] / ".venv-peers"
 TORCH = "torch==2.13.0"
 
-# Tried in this order: the versions that were compared, then whatever there is.
+# Tried in this order: the compared versions, then the newest.
 REQUIREMENTS: dict[str, list[list[str]]] = {
     "jax": [["jax==0.10.2", "jaxlib==0.10.2", "numpy==2.4.6"], ["jax", "jaxlib"]],
     "torch": [[TORCH, "numpy==2.4.6"], ["torch", "numpy"]],
@@ -33,7 +33,7 @@ REQUIREMENTS: dict[str, list[list[str]]] = {
 
 
 class CannotInstallError(Exception):
-    """A peer cannot be had here; the text says why."""
+    """A peer cannot be installed; the text states the reason."""
 
 
 def python_of(name: str) -> str:

@@ -47,14 +47,14 @@ def averaging(work: Workload, x: Any, *, columns: bool) -> Run:
     def run(rounds: int, noise_std: float, seed: int) -> Any:
         if noise_std not in algorithms:
             algorithms[noise_std] = algorithm(noise_std)
-        chosen = algorithms[noise_std]
-        state = chosen.init({"theta": jnp.zeros(work.dim)})
+        federated = algorithms[noise_std]
+        state = federated.init({"theta": jnp.zeros(work.dim)})
         key = jax.random.PRNGKey(seed)
         for _ in range(rounds):
             key, use = jax.random.split(key)
             keys = jax.random.split(use, len(clients))
             cohort = [(i, data, k) for (i, data), k in zip(clients, keys, strict=True)]
-            state, _ = chosen.apply(state, cohort)
+            state, _ = federated.apply(state, cohort)
         return np.asarray(state.params["theta"])
 
     return run
@@ -70,7 +70,8 @@ def main() -> None:
         columns = work.x.astype(np.int32)
         variants["columns"] = averaging(work, columns, columns=True)
     measuring.run(
-        variants, f"jax {jax.__version__}; its sampler: a device's rows shuffled anew"
+        variants,
+        f"jax {jax.__version__}; its sampler: a device's rows are shuffled every round",
     )
 
 

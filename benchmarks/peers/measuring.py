@@ -1,4 +1,4 @@
-"""What every peer script does with its runs: check them, choose, time, print.
+"""The common part of every peer script: check, select, time and print its runs.
 
 A peer offers one or more variants, functions (rounds, noise_std, seed) -> theta. Each
 must learn without noise and must show the noise of every local step; the fastest is
@@ -59,7 +59,7 @@ class Measuring:
         parser.add_argument("--small", action="store_true", help="to try it out")
         self.options = parser.parse_args()
         self.work = load(self.options.workload, small=self.options.small)
-        self.found: dict[str, Any] = {
+        self.result: dict[str, Any] = {
             "peer": peer,
             "version": version,
             "workload": self.work.name,
@@ -71,7 +71,7 @@ class Measuring:
     def run(self, variants: Variants, notes: str = "") -> None:
         """Check the variants, time the fastest, print."""
         name, share = self._choose(variants)
-        chosen = variants[name]
+        variant = variants[name]
         rounds = max(1, round(self.work.rounds * share))
         if share < 1:
             notes = f"{rounds} of {self.work.rounds} rounds, scaled; {notes}"
@@ -79,12 +79,12 @@ class Measuring:
         restart_peak()
         for turn in self._turns():
             start = time.perf_counter()
-            chosen(rounds, self.work.noise_std, turn)
+            variant(rounds, self.work.noise_std, turn)
             taken = time.perf_counter() - start
             times.append(taken * self.work.rounds / rounds)
             if self.options.turns:
                 self._say({"seconds": times[-1]})
-        self.found |= {
+        self.result |= {
             "variant": name,
             "seconds": median(times),
             "fastest": min(times),
@@ -92,20 +92,20 @@ class Measuring:
             "peak_gb": peak_gb(),
             "notes": notes.strip("; "),
         }
-        self._say(self.found)
+        self._say(self.result)
 
     def _turns(self) -> Iterator[int]:
         if not self.options.turns:
             yield from range(1, self.options.repeats + 1)
             return
-        self._say({"ready": self.found["peer"]})
+        self._say({"ready": self.result["peer"]})
         for turn, _ in enumerate(sys.stdin, 1):
             yield turn
 
     def _choose(self, variants: Variants) -> tuple[str, float]:
         """Return the fastest of the variants, all of them checked, and its share."""
         work = self.work
-        speeds, losses, first, seen = {}, {}, {}, {}
+        speeds, losses, first, measured = {}, {}, {}, {}
         for name, run in variants.items():
             start = time.perf_counter()
             losses[name] = self._check_learning(name, run)
@@ -113,12 +113,12 @@ class Measuring:
             self._check_noise(name, run)
             restart_peak()
             speeds[name] = self._quick(run)
-            seen[name] = {"seconds": speeds[name], "peak_gb": peak_gb()}
+            measured[name] = {"seconds": speeds[name], "peak_gb": peak_gb()}
         best = min(speeds, key=lambda name: speeds[name])
-        self.found |= {
+        self.result |= {
             "loss_without_noise": losses[best],
             "first_run": first[best],  # with compilation
-            "variants": seen,
+            "variants": measured,
         }
         too_long = speeds[best] > LONG and work.rounds >= 10
         return best, 0.1 if too_long else 1.0

@@ -28,7 +28,7 @@ from workloads import Workload
 
 
 class NumpyModel(StatefulModel):
-    """theta, kept as pfl's tutorial keeps a model of one's own."""
+    """theta as a custom model, as in pfl's tutorial."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class NumpyModel(StatefulModel):
         return self, Metrics()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        return Metrics()  # asked for in the first round, whatever the settings
+        return Metrics()  # requested in the first round with all settings
 
     def save(self, dir_path: str) -> None:
         raise NotImplementedError("this benchmark does not save")
@@ -121,7 +121,7 @@ def with_torch(work: Workload, threads: int) -> Run:
     from pfl.model.pytorch import PyTorchModel
 
     class FreshBatches(PyTorchTensorDataset):
-        """A device's rows: every batch is drawn anew, without replacement."""
+        """A device's rows: every batch is drawn again, without replacement."""
 
         def iter(self, batch_size: Any) -> Any:
             x, y = self.raw_data

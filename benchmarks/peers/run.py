@@ -123,7 +123,7 @@ class Contestant:
 
 
 def compare(peer: str, workload: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Let ours and a peer take turns; return what was found, or why not."""
+    """Run ours and a peer in turns; return the result, or the reason for none."""
     script, extra, environment = PEERS[peer]
     row: dict[str, Any] = {"peer": peer, "workload": workload}
     try:
@@ -160,15 +160,15 @@ def take_turns(peer: Contestant, ours: Contestant, one: Contestant) -> dict[str,
         taken = time.perf_counter() - start
         times["one core"] += [one.turn() for _ in range(OURS_PER_TURN)]
         turns = max(TURNS[0], min(TURNS[1], int(SECONDS / taken)))
-    found = {"theirs": peer.finish(), "ours": ours.finish(), "one_core": one.finish()}
+    results = {"theirs": peer.finish(), "ours": ours.finish(), "one_core": one.finish()}
     ordered = sorted(times["ours"])
-    return found | {
+    return results | {
         "seconds": median(times["peer"]),
         "seconds_ours": median(ordered),
         "seconds_one_core": median(times["one core"]),
         "ratio": median(times["peer"]) / median(ordered),
         "ratio_one_core": median(times["peer"]) / median(times["one core"]),
-        "memory_ratio": found["theirs"]["peak_gb"] / found["ours"]["peak_gb"],
+        "memory_ratio": results["theirs"]["peak_gb"] / results["ours"]["peak_gb"],
         "spread_ours": ordered[-1 - len(ordered) // 10] / ordered[len(ordered) // 10],
         "turns": turns,
         "load_before": load,
@@ -177,16 +177,16 @@ def take_turns(peer: Contestant, ours: Contestant, one: Contestant) -> dict[str,
 
 def doubts(row: dict[str, Any]) -> list[str]:
     """Return what a reader of the row must know."""
-    found = []
+    notes = []
     if row["spread_ours"] > 1.3:
-        found.append(f"noisy machine: ours varied {row['spread_ours']:.1f}x")
+        notes.append(f"noisy machine: ours varied {row['spread_ours']:.1f}x")
     theirs, ours = row["theirs"], row["ours"]
     gap = abs(theirs["loss_without_noise"] - ours["loss_without_noise"])
     if gap > 0.01:
-        found.append(f"ends at another loss than ours, by {gap:.3f}")
+        notes.append(f"ends at another loss than ours, by {gap:.3f}")
     if theirs["notes"]:
-        found.append(theirs["notes"])
-    return found
+        notes.append(theirs["notes"])
+    return notes
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
@@ -215,9 +215,9 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
         if row["workload"] == "many":
-            less = max(v["peak_gb"] for v in theirs["variants"].values())
+            most = max(v["peak_gb"] for v in theirs["variants"].values())
             lines.append(
-                f"| many, memory | peak {theirs['peak_gb']:.2f} GB (up to {less:.2f} "
+                f"| many, memory | peak {theirs['peak_gb']:.2f} GB (up to {most:.2f} "
                 f"in other variants) | | {row['ours']['peak_gb']:.2f} GB | "
                 f"{row['memory_ratio']:.1f} | | {MEMORY_GOAL} | "
                 f"{'yes' if row['memory_ratio'] >= MEMORY_GOAL else 'NO'} | |"

@@ -97,20 +97,20 @@ def main() -> None:
     measuring = Measuring("torch", torch.__version__)
     work = measuring.work
     rows = torch.from_numpy(work.dense()).reshape(work.y.size, -1)
-    ways = {
+    methods = {
         "torch.func vmap": (rows, by_vmap(work)),
         "bmm": (rows, by_bmm(work)),
     }
     if work.one_hot:
         columns = torch.from_numpy(work.x.astype("int64")).reshape(work.y.size, -1)
-        ways["columns"] = columns, by_columns(work)
+        methods["columns"] = columns, by_columns(work)
     variants: Variants = {
         f"{name}, threads: {threads}": trained(work, x, gradients, threads)
-        for name, (x, gradients) in ways.items()
+        for name, (x, gradients) in methods.items()
         for threads in sorted({1, torch.get_num_threads()})
     }
     for name in ("torch.func vmap", "bmm"):
-        x, gradients = ways[name]
+        x, gradients = methods[name]
         variants[f"{name}, threads: 1, batches drawn by NumPy"] = trained(
             work, x, gradients, 1, drawn_by_numpy
         )

@@ -13,14 +13,14 @@ CATEGORIES = (9, 16, 7, 15, 6, 5, 2, 42)  # the 102 one-hot columns of Adult
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """M devices with n rows each, and what they are asked to do."""
+    """M devices with n rows each, and the settings of their steps."""
 
     name: str
     x: Any  # (M, n, 8) columns of one-hot rows (uint8), or (M, n, dim) rows (float32)
     y: Any  # (M, n), -1 and 1 (float32)
     dim: int
     loss: str  # logistic or hinge
-    batch: int  # drawn anew at every step, without replacement
+    batch: int  # drawn again at every step, without replacement
     rounds: int
     tau: int = 10
     learning_rate: float = 2.0

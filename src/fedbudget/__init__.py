@@ -63,9 +63,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where the other names are. Each is fetched when it is first used: a device has little
-# memory, and loads nothing that only plans or simulates.
-_HOME = {
+# The module of each other name. It is imported on first use: a device has little memory
+# and must not load planning or simulation.
+_MODULES = {
     "budget": "Budget Prices",
     "data": "Categorical Dataset Numeric Schema from_partitions from_table hold_out "
     "infer_schema load",
@@ -83,7 +83,7 @@ _HOME = {
     "trackers": "tracker",
     "training": "Run train",
 }
-_LAZY = {name: home for home, names in _HOME.items() for name in names.split()}
+_LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "Budget",
@@ -142,9 +142,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        found = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-        globals()[name] = found
-        return found
+        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,9 @@
-"""The algorithm in NumPy, to be read beside the paper: local steps, averages.
+"""The algorithm in NumPy, close to the paper's pseudocode: local steps, averages.
 
 The local steps are the reference: the compiled kernels (`simulation.kernels`) and the
-steps of real devices (`fleet.device.exact_steps`) are tested against them. `Server` is
-the server's side: the model and its momentum. Nothing here knows plans or transport.
+steps of real devices (`fleet.device.exact_steps`) are tested against them. `Server`
+holds the server's state: the model and its momentum. This module does not depend on
+plans or transport.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,19 +20,20 @@ from fedbudget.losses import Floats, Labels, Loss, Rows
 Sampling: TypeAlias = Literal["full", "fixed", "poisson", "cyclic"]
 SAMPLINGS: tuple[Sampling, ...] = ("full", "fixed", "poisson", "cyclic")
 
-# What simulated devices keep between rounds: see `training.Replies`.
+# State of simulated devices between rounds: see `training.Replies`.
 State: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """How the rows of a step are drawn.
+    """How the rows of a step are sampled.
 
     full     every row, every step
-    fixed    a fresh uniform subset of `size` rows each step, without replacement
-    poisson  each row on its own with probability `size / n`; `size` stays the divisor
-    cyclic   rows are dealt once into n // size disjoint blocks of `size` rows, which
-             the steps take in turn; fewer than `size` rows are left over, and not used
+    fixed    a new uniform subset of `size` rows each step, without replacement
+    poisson  each row independently with probability `size / n`; `size` stays the
+             divisor
+    cyclic   rows are partitioned once into n // size disjoint blocks of `size` rows,
+             which the steps use in turn; the remaining rows are not used
     """
 
     sampling: Sampling = "full"
@@ -45,7 +47,7 @@ class Batch:
             )
 
     def divisor(self, num_samples: int) -> int:
-        """Return X_m: a public number, never the count that Poisson sampling drew."""
+        """Return X_m: a public number, never the number of rows that Poisson drew."""
         size = num_samples if self.size is None else self.size
         if size > num_samples:
             raise InvalidInputError(
@@ -59,22 +61,23 @@ class Batch:
         rng: "np.random.Generator",  # quoted: real devices do not load it
         *,
         step: int = 0,
-        dealt: NDArray[np.int64] | None = None,
+        permutation: NDArray[np.int64] | None = None,
     ) -> NDArray[np.int64]:
         """Return the rows of one step.
 
-        Cyclic batches depend on the number of the step in the run, and on the order in
-        which the rows were dealt: the same for all of a run, and blind to their values.
+        Cyclic batches depend on the step's number in the run and on a permutation of
+        the rows. The permutation is fixed for the run and independent of the rows'
+        values.
         """
         size = self.divisor(num_samples)
         if self.sampling == "cyclic":
-            if dealt is None:
+            if permutation is None:
                 raise InvalidInputError(
-                    "cyclic batches need the order in which the rows were dealt: give "
-                    "dealt, a permutation drawn once for the run"
+                    "cyclic batches need a permutation of the rows, got None: give "
+                    "permutation, drawn once for the run"
                 )
             block = step % (num_samples // size)
-            return dealt[block * size : (block + 1) * size]
+            return permutation[block * size : (block + 1) * size]
         if self.sampling == "poisson":
             return np.flatnonzero(rng.random(num_samples) < size / num_samples)
         if size == num_samples:
@@ -95,15 +98,15 @@ def local_steps(
     rng: "np.random.Generator",  # quoted: real devices do not load it
     shift: Floats | float = 0.0,
     first_step: int = 0,
-    dealt: NDArray[np.int64] | None = None,
+    permutation: NDArray[np.int64] | None = None,
 ) -> Floats:
     """Return theta after tau noisy steps on one device (`local_update_rule_2`).
 
-    The noise is added to the gradient of the data alone: the L2 term reads no data and
-    changes nothing about what the noise hides.
+    The noise is added to the gradient of the data only. The L2 term does not depend on
+    the data, so it does not change the sensitivity.
     """
     for step in range(first_step, first_step + tau):
-        rows = batch.draw(len(y), rng, step=step, dealt=dealt)
+        rows = batch.draw(len(y), rng, step=step, permutation=permutation)
         gradient = data_gradient(
             loss, theta, x[rows], y[rows], divisor=batch.divisor(len(y))
         )
@@ -113,16 +116,16 @@ def local_steps(
 
 
 def next_shift(shift: Floats, reply: Floats, average: Floats, *, tau: int) -> Floats:
-    """Return what a device adds to theta in every step of its next round.
+    """Return the shift that a device adds to theta in every step of its next round.
 
-    Drift control: where devices are unlike, tau steps of its own take a device away
-    from the common course, by reply - average. Shifted by minus a tau-th of that in
-    every step, it would have stayed. The shifts' weighted mean is zero, so they change
-    how devices walk, not where to. It is SCAFFOLD's control variate (Karimireddy et
+    Drift correction: with heterogeneous (unlike) devices, tau local steps move a device
+    away from the average, by reply - average. The shift cancels this deviation: it
+    corrects each of the tau steps by 1 / tau of it. The shifts' weighted mean is zero,
+    so they do not move the average. It is SCAFFOLD's control variate (Karimireddy et
     al. 2020, option II) in the form of Scaffnew (Mishchenko et al. 2022).
 
-    A device computes it from its own reply and the next order: nothing more is sent.
-    Both were released already, so that it costs no privacy.
+    A device computes it from its own reply and the next order: no extra message is
+    sent. Both were released already, so it costs no privacy.
     """
     return shift + (average - reply) / tau
 
@@ -145,21 +148,21 @@ def weighted_mean(thetas: Sequence[Floats] | Floats, weights: Floats) -> Floats:
 
 @dataclass(kw_only=True, eq=False)
 class Server:
-    """All that has to survive an interruption."""
+    """The server's state: everything that a checkpoint stores."""
 
     theta: Array
     velocity: Array
     rounds_done: int = 0
-    devices: State = field(default_factory=dict)  # of simulated devices: see `State`
+    devices: State = field(default_factory=dict)  # of simulated devices
 
     @classmethod
     def start(cls, num_params: int) -> "Server":
-        """All devices start from zero."""
+        """Return the initial state: all devices start from zero."""
         theta, velocity = np.zeros((2, num_params))
         return cls(theta=theta, velocity=velocity)
 
     def update(self, average: Array, *, momentum: float) -> None:
-        """Take over a round's average, with heavy-ball momentum."""
+        """Update the model by a round's average, with heavy-ball momentum."""
         self.velocity = momentum * self.velocity + (average - self.theta)
         self.theta = self.theta + self.velocity
         self.rounds_done += 1

@@ -1,4 +1,4 @@
-"""What a device may spend, what things cost, and what a run costs."""
+"""Budgets of a device, prices, and the cost of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,22 +9,19 @@ from numpy.typing import ArrayLike
 from fedbudget.checks import Array, PerDevice, floats, per_device, within
 from fedbudget.errors import InvalidInputError
 
-# Far beyond any use, and far from where the arithmetic of a plan ends.
+# Far above any use, and far below where the arithmetic of a plan overflows.
 MOST_EPSILON, MOST_COST, LEAST_DELTA = 1e12, 1e100, 1e-100
 
-# What is taken where nobody says otherwise.
-DELTA = 1e-4  # the paper's
-
-# What is taken where nobody says otherwise.
+# Defaults.
 DELTA = 1e-4  # the paper's
 COMMUNICATION_PRICE, COMPUTATION_PRICE = 100, 1  # of a round, of a step; the paper's
-# Where a user has to say: what first configs, demos, pages and estimators begin with.
+# Initial values in new configs, demos, UI pages and estimators; there is no default.
 FIRST_EPSILON, FIRST_COST = 4.0, 1000.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Budget:
-    """The most that a device may lose in privacy and spend in resources.
+    """The privacy loss and the resource cost that each device may spend at most.
 
     Every field is one number for all devices, or one per device.
 
@@ -50,7 +47,7 @@ class Budget:
                 self.delta,
                 least=LEAST_DELTA,
                 below=1,
-                remedy="take less than one over the number of samples of a device",
+                remedy="use less than one over the number of samples of a device",
             ),
             "cost": within(
                 "cost",
@@ -73,7 +70,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prices:
-    """What a device pays; one number for all devices, or one per device.
+    """Prices of communication and computation: one number, or one per device.
 
     >>> prices = Prices(communication=100, computation=1)
     >>> float(prices.run_cost(rounds=5, tau=10, batch_size=256))
@@ -82,7 +79,7 @@ class Prices:
 
     communication: PerDevice  # c1: per round, for the download and the upload
     computation: PerDevice  # c2: per local step
-    computation_per_sample: PerDevice = 0.0  # per sample in a local step, on top
+    computation_per_sample: PerDevice = 0.0  # per sample in a local step, in addition
 
     def __post_init__(self) -> None:
         names = ("communication", "computation", "computation_per_sample")
@@ -95,7 +92,7 @@ class Prices:
         )
 
     def step_cost(self, *, batch_size: ArrayLike) -> Array:
-        """Return what one local step costs each device."""
+        """Return the cost of one local step, per device."""
         if np.all(floats(self.computation_per_sample) == 0):
             return floats(self.computation)
         per_sample = floats(self.computation_per_sample) * floats(batch_size)
@@ -104,26 +101,26 @@ class Prices:
     def run_cost(
         self, *, rounds: ArrayLike, tau: ArrayLike, batch_size: ArrayLike
     ) -> Array:
-        """Return what a run costs each device (paper: cost)."""
+        """Return the cost of a run, per device (paper: cost)."""
         steps = self.step_cost(batch_size=batch_size) * floats(tau)
         return (floats(self.communication) + steps) * floats(rounds)
 
     def max_rounds(
         self, cost: ArrayLike, *, tau: ArrayLike, batch_size: ArrayLike
     ) -> float:
-        """Return how many rounds of tau steps a cost budget pays for on every device.
+        """Return the number of rounds of tau steps that every device can pay for.
 
-        Infinite where rounds are free. The product with the price of a round never
-        exceeds a budget, whatever the division rounds to.
+        Infinite if rounds are free. The cost of these rounds never exceeds a budget,
+        whatever the rounding of the division.
         """
-        one = self.run_cost(rounds=1, tau=tau, batch_size=batch_size)
+        round_cost = self.run_cost(rounds=1, tau=tau, batch_size=batch_size)
         budget = floats(cost)
         with np.errstate(divide="ignore", over="ignore"):
-            ratio = float(np.min(budget / one))
+            ratio = float(np.min(budget / round_cost))
         rounds = float(np.floor(ratio))
-        # Only next to a whole number can the division have rounded across it.
+        # The division can round up to a whole number only if it is close to one.
         close = np.isfinite(ratio) and ratio - rounds < 1e-9 * ratio
-        if close and bool(np.any(rounds * one > budget)):
+        if close and bool(np.any(rounds * round_cost > budget)):
             return rounds - 1
         return rounds
 

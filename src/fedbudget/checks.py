@@ -1,7 +1,7 @@
 """Checks of arguments: each error names the argument, its value and the limit.
 
-All other readers use these checks too: messages from the network and the policies of
-owners add the exact types, and their own kind of error.
+Readers of messages from the network and of owners' policies use these checks too. They
+add checks of exact types, and raise their own kind of error.
 """
 
 import re
@@ -16,11 +16,11 @@ from fedbudget.errors import InvalidInputError
 from fedbudget.text import shown
 
 Array: TypeAlias = NDArray[np.float64]
-# One number for all devices, or one each; checked values are floats or arrays.
+# One number for all devices, or one per device; checked values are floats or arrays.
 PerDevice: TypeAlias = "float | Sequence[float] | Array"
 
 MAX_TEXT = 200  # characters
-MAX_SEED = 2**64 - 1  # what the kernels' random numbers start from
+MAX_SEED = 2**64 - 1  # the kernels' random state is 64 bits
 _IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 _TYPES = {
     int: "a whole number",
@@ -34,8 +34,8 @@ _Checked = ParamSpec("_Checked")
 _Value = TypeVar("_Value")
 
 
-def _keeps_the_name(check: Callable[_Checked, _Value]) -> Callable[_Checked, _Value]:
-    """Let the errors of a check keep the argument's name, which comes first."""
+def _adds_argument(check: Callable[_Checked, _Value]) -> Callable[_Checked, _Value]:
+    """Set `argument` of the check's errors to the name, its first argument."""
 
     @wraps(check)
     def checked(*args: _Checked.args, **kwargs: _Checked.kwargs) -> _Value:
@@ -53,21 +53,21 @@ def floats(value: ArrayLike) -> Array:
     return np.asarray(value, dtype=np.float64)
 
 
-@_keeps_the_name
+@_adds_argument
 def numbers(name: str, value: ArrayLike) -> float | Array:
     """Return a number as a float, and a sequence as a read-only float64 array."""
     try:
-        given = np.asarray(value)
-        # A text may look like a number, and truth like 1: neither was meant as one.
-        loose = given.flat if given.dtype == "O" else ()
-        if given.dtype.kind in "USb" or any(map(_is_no_number, loose)):
+        raw = np.asarray(value)
+        # NumPy would convert text such as "5", and booleans.
+        objects = raw.flat if raw.dtype == "O" else ()
+        if raw.dtype.kind in "USb" or any(map(_is_not_a_number, objects)):
             raise TypeError
-        array = np.array(given, dtype=np.float64)
+        array = np.array(raw, dtype=np.float64)
     except (TypeError, ValueError):
         raise InvalidInputError(
             f"{name} must be a number, or one number per device, got {shown(value)}"
         ) from None
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # a whole number above the largest float
         raise InvalidInputError(f"{name} must be finite, got a huge number") from None
     if array.ndim == 0:
         return float(array)
@@ -80,7 +80,7 @@ def numbers(name: str, value: ArrayLike) -> float | Array:
     return array
 
 
-@_keeps_the_name
+@_adds_argument
 def within(
     name: str,
     value: ArrayLike,
@@ -94,8 +94,8 @@ def within(
 ) -> float | Array:
     """Return the numbers if every one is finite and inside the limits.
 
-    Of a list, the error says whose number is wrong: which device's, or nobody's if `of`
-    is empty.
+    For a list, the error names the position of the first invalid number: "for device
+    1", with `of` as the noun. No position is named if `of` is empty.
     """
     checked = numbers(name, value)
     array = np.asarray(checked)
@@ -109,7 +109,7 @@ def within(
     return checked
 
 
-@_keeps_the_name
+@_adds_argument
 def number(name: str, value: Any, **limits: Any) -> float:
     """Return the value as a float if it is one number inside the limits of `within`."""
     checked = within(name, value, **limits)
@@ -118,7 +118,7 @@ def number(name: str, value: Any, **limits: Any) -> float:
     return checked
 
 
-@_keeps_the_name
+@_adds_argument
 def whole(name: str, value: Any, *, least: int = 1, most: int = 2**53) -> int:
     """Return the value as an int if it is a whole number inside the limits."""
     try:
@@ -140,7 +140,7 @@ def seed_number(value: Any) -> int:
     return whole("seed", value, least=0, most=MAX_SEED)
 
 
-@_keeps_the_name
+@_adds_argument
 def one_of(name: str, value: Any, options: Collection[str]) -> str:
     """Return the value if it is one of the options."""
     if not isinstance(value, str) or value not in options:
@@ -150,7 +150,7 @@ def one_of(name: str, value: Any, options: Collection[str]) -> str:
     return value
 
 
-@_keeps_the_name
+@_adds_argument
 def text(name: str, value: Any) -> str:
     """Return the value if it is a short text on one line."""
     if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
@@ -161,9 +161,9 @@ def text(name: str, value: Any) -> str:
     return value
 
 
-@_keeps_the_name
+@_adds_argument
 def identity(name: str, value: Any) -> str:
-    """Return the value if it can name a device: in topics, and in names of files."""
+    """Return the value if it can name a device, in topics and in file names."""
     if not isinstance(value, str) or not _IDENTITY.match(value):
         raise InvalidInputError(
             f"{name} must be 1 to 64 letters, digits, '.', '_' or '-', "
@@ -172,11 +172,11 @@ def identity(name: str, value: Any) -> str:
     return value
 
 
-@_keeps_the_name
+@_adds_argument
 def of_type(name: str, value: Any, *types: type) -> Any:
-    """Return the value if it is exactly of one of the types: a truth value is no int.
+    """Return the value if it is exactly of one of the types: a bool is not an int.
 
-    For what was read from a file or a network. The error names the first type.
+    For values read from a file or a network. The error names the first type.
     """
     if type(value) not in types:
         raise InvalidInputError(
@@ -185,9 +185,9 @@ def of_type(name: str, value: Any, *types: type) -> Any:
     return value
 
 
-@_keeps_the_name
+@_adds_argument
 def per_device(name: str, value: ArrayLike, num_devices: int) -> Array:
-    """Return one number per device; a single number stands for all of them."""
+    """Return one number per device; a single number is repeated for all of them."""
     array = floats(value)
     if array.shape not in ((), (num_devices,)):
         raise InvalidInputError(
@@ -197,7 +197,7 @@ def per_device(name: str, value: ArrayLike, num_devices: int) -> Array:
     return np.broadcast_to(array, (num_devices,))
 
 
-def _is_no_number(value: object) -> bool:
+def _is_not_a_number(value: object) -> bool:
     return isinstance(value, str | bytes | bool)
 
 
@@ -209,9 +209,9 @@ def _limits(above: float, least: float, below: float, most: float) -> str:
     return " and ".join([*limits, "finite"])
 
 
-def _first(array: Array, wrong: NDArray[np.bool_], of: str) -> str:
-    """Show the first wrong value, and where it is in a list."""
+def _first(array: Array, invalid: NDArray[np.bool_], of: str) -> str:
+    """Show the first invalid value, and its position in a list."""
     if array.ndim == 0:
         return f"{float(array):g}"
-    index = int(np.argmax(wrong))
+    index = int(np.argmax(invalid))
     return f"{array[index]:g}" + (f" for {of} {index}" if of else "")

@@ -1,24 +1,24 @@
-"""Everything this package raises on purpose.
+"""The errors and warnings of this package.
 
     Exception
-      FedbudgetError            catch this to catch all of them
-        InvalidInputError       an argument is wrong (also a ValueError)
-          DataError             a table or a data set is wrong
-        InfeasibleBudgetError   the budgets do not buy a single round
-        TrainingError           a run cannot go on; its record is kept
+      FedbudgetError            the base class of all
+        InvalidInputError       an argument is invalid (also a ValueError)
+          DataError             a table or a data set is invalid
+        InfeasibleBudgetError   the budgets do not pay for a single round
+        TrainingError           a run cannot continue; its record is kept
         RecordError             a run folder cannot be written or resumed
         MessageError            bytes from the network are not a message
         LedgerError             a device's ledger cannot be written or trusted
         MeasuringError          this device's prices cannot be measured
-        TrackingError           a tracker does not take what is logged
+        TrackingError           a tracker cannot log a round
         MissingExtraError       an optional package is missing (also an ImportError)
 
     UserWarning
-      NotPrivateWarning         something was read off private rows without noise
-      DataWarning               a cell of a table looks like a slip of the pen
-      OneDeviceWarning          an estimator was told no devices, and took one
+      NotPrivateWarning         a value was read from private rows without noise
+      DataWarning               a cell of a table looks like a typing error
+      OneDeviceWarning          an estimator got no groups and used one device
 
-Every message names the thing, its value, the limit, and what to do about it.
+Every message gives the name, the value, the limit and the remedy, on one line.
 """
 
 from collections.abc import Iterator
@@ -26,15 +26,15 @@ from contextlib import contextmanager
 
 
 class FedbudgetError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base class of the errors of this package."""
 
 
 class InvalidInputError(FedbudgetError, ValueError):
-    """An argument is outside what the function can honour.
+    """An argument is invalid.
 
     Attributes:
-        argument: Its name, where one argument is to blame.
-        column: The name of the table's column, where the error is about one.
+        argument: The argument's name, if the error is about one argument.
+        column: The name of the table's column, if the error is about one.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class InfeasibleBudgetError(FedbudgetError):
 
 
 class TrainingError(FedbudgetError):
-    """A run cannot go on; what it has recorded so far is kept."""
+    """A run cannot continue; its record so far is kept."""
 
 
 class RecordError(FedbudgetError):
@@ -61,7 +61,7 @@ class RecordError(FedbudgetError):
 
 
 class MessageError(FedbudgetError):
-    """Bytes from the network are not a message, or not from who must have sent it."""
+    """Bytes from the network are not a message, or not from the expected sender."""
 
 
 class LedgerError(FedbudgetError):
@@ -69,15 +69,15 @@ class LedgerError(FedbudgetError):
 
 
 class MeasuringError(FedbudgetError):
-    """What a step or a round costs on this device cannot be measured."""
+    """The cost of a step or a round on this device cannot be measured."""
 
 
 class TrackingError(FedbudgetError):
-    """A tracker does not take what is logged; the record of the run is kept."""
+    """A tracker cannot log a round; the record of the run is kept."""
 
 
 class MissingExtraError(FedbudgetError, ImportError):
-    """A feature needs a package that the base install leaves out."""
+    """A feature needs a package that is not part of the base install."""
 
     def __init__(self, feature: str, package: str, extra: str = "lab") -> None:
         super().__init__(
@@ -88,7 +88,7 @@ class MissingExtraError(FedbudgetError, ImportError):
 
 @contextmanager
 def needed(feature: str, package: str, extra: str = "lab") -> Iterator[None]:
-    """Import what a feature needs inside of this, or say how to get it."""
+    """Turn an ImportError inside the block into a `MissingExtraError`."""
     try:
         yield
     except ImportError:
@@ -96,12 +96,12 @@ def needed(feature: str, package: str, extra: str = "lab") -> Iterator[None]:
 
 
 class NotPrivateWarning(UserWarning):
-    """A number was read off private rows without noise: no guarantee covers it."""
+    """A value was read from private rows without noise: no guarantee covers it."""
 
 
 class DataWarning(UserWarning):
-    """A cell of a table looks like a slip of the pen, and was taken as it is."""
+    """A cell of a table looks like a typing error; it was used unchanged."""
 
 
 class OneDeviceWarning(UserWarning):
-    """An estimator was not told the device of each row: nothing is federated."""
+    """An estimator got no device for each row: nothing is federated."""

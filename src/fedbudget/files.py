@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written atomically."""
 
 import os
 from collections.abc import Iterator
@@ -15,36 +15,38 @@ def whole_file(
     mode: str = "w",
     *,
     permissions: int = 0o666,
-    remedy: str = "make room, or choose another place",
+    remedy: str = "make room, or choose another path",
 ) -> Iterator[IO[Any]]:
-    """Open a file that is moved to its place once it is whole, or leaves no trace.
+    """Write a file atomically: to a partial file, renamed at the end of the block.
+
+    If the block fails, the partial file is removed.
 
     Raises:
-        RecordError: It cannot be written; what stood in its place still does.
+        RecordError: It cannot be written; an existing file is unchanged.
     """
-    place = Path(path)
-    partial = place.parent / f".{place.name}.partial"
+    target = Path(path)
+    partial = target.parent / f".{target.name}.partial"
     text: dict[str, Any] = {"encoding": "utf-8", "newline": ""}
-    how = {} if "b" in mode else text
+    options = {} if "b" in mode else text
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags, permissions)
 
     try:
-        with refusing(place, remedy):
-            with open(partial, mode, opener=opener, **how) as file:
+        with refusing(target, remedy):
+            with open(partial, mode, opener=opener, **options) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, place)
+            os.replace(partial, target)
     finally:
-        with suppress(OSError):  # it is gone already, unless something failed
+        with suppress(OSError):  # it exists only if something failed
             partial.unlink()
 
 
 @contextmanager
 def refusing(path: Path, remedy: str) -> Iterator[None]:
-    """Turn a full disk or a missing right into one line."""
+    """Turn an OSError, such as a full disk, into a one-line RecordError."""
     try:
         yield
     except OSError as error:

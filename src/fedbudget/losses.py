@@ -1,8 +1,8 @@
-"""The losses, and the constants that are known of them before any data is seen.
+"""The losses, and their constants, which do not depend on the data.
 
 Every model here is linear in its parameters: scores are ``x @ theta``, and a loss is
-a function of the score and the label. With rows in the unit ball (``|x| <= 1``) that
-alone fixes the constants that privacy and planning need:
+a function of the score and the label. Together with rows in the unit ball (``|x| <=
+1``) this determines the constants that privacy and planning need:
 
     loss       labels          lipschitz  smoothness  hessian trace  loss at zero
     logistic   0, 1            1          1/4         1/4            log 2
@@ -10,8 +10,8 @@ alone fixes the constants that privacy and planning need:
     hinge      0, 1            1          none        none           1
     huber      real, |y| <= b  t          1           1              huber(b)
 
-``lipschitz`` bounds the gradient of *one sample's* loss, and so the sensitivity. The
-optional L2 term ``l2/2 |theta|^2`` does not read data: it adds nothing to that.
+``lipschitz`` bounds the gradient of *one sample's* loss, and therefore the sensitivity.
+The optional L2 term ``l2/2 |theta|^2`` does not depend on data and adds nothing to it.
 """
 
 from abc import ABC, abstractmethod
@@ -45,7 +45,7 @@ class Loss(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name under which `loss_named` finds it."""
+        """The name of the loss, as in `loss_named`."""
 
     @property
     @abstractmethod
@@ -57,13 +57,13 @@ class Loss(ABC):
     def curvature(self) -> float:
         """Largest second derivative along one direction, without the L2 term.
 
-        Infinite where the loss has a kink.
+        Infinite if the loss is not differentiable everywhere.
         """
 
     @property
     @abstractmethod
     def hessian_trace(self) -> float:
-        """Bound on the trace of the data's Hessian; infinite where it has a kink."""
+        """Bound on the trace of the data's Hessian; infinite for a kinked loss."""
 
     @property
     @abstractmethod
@@ -90,7 +90,7 @@ class Loss(ABC):
 
     @abstractmethod
     def predictions(self, scores: Floats) -> Labels:
-        """Return the class (or value) each score stands for."""
+        """Return the predicted class (or value) of each score."""
 
     def num_params(self, dim: int) -> int:
         """The length of theta for rows of `dim` columns."""
@@ -137,7 +137,7 @@ class Logistic(Loss):
     def losses(self, scores: Floats, y: Labels) -> Floats:
         """Return the loss of each sample."""
         margin = _signs(y) * scores
-        # log(1 + exp(-m)) for any m: nothing overflows, and twice as fast as logaddexp.
+        # log(1 + exp(-m)) without overflow, and twice as fast as logaddexp.
         return np.maximum(-margin, 0) + np.log1p(np.exp(-np.abs(margin)))
 
     def slopes(self, scores: Floats, y: Labels) -> Floats:
@@ -158,7 +158,7 @@ class Softmax(Loss):
     num_classes: int = 2
 
     name = "softmax"
-    lipschitz = sqrt(2)  # |p - e_y| stays below it, and comes as near as one likes
+    lipschitz = sqrt(2)  # the supremum of |p - e_y|
     curvature = 0.5  # largest eigenvalue of diag(p) - p p^T over all p
 
     def __post_init__(self) -> None:

@@ -1,11 +1,11 @@
 """Prices of this machine: seconds, bytes and joules of local steps and of rounds.
 
-A step runs a device's own code on rows made up for the purpose. A round sends its
-messages over a real connection: an order comes, a reply goes. Joules come from the
-processor's own counters (RAPL) where they can be read.
+A step runs a real device's code on random rows. A round sends its messages over a real
+connection: it receives an order and sends a reply. Joules come from the processor's
+energy counters (RAPL) if they can be read.
 
-Through a broker, the messages go over the fleet's own client, under a name and topics
-that are for measuring only: a fleet that is running notices nothing.
+Through a broker, the messages use the fleet's MQTT client with a name and topics that
+are reserved for measuring: a running fleet is not affected.
 """
 
 import socket
@@ -43,19 +43,19 @@ POWERCAP = Path("/sys/class/powercap")
 
 
 class Rapl:
-    """The energy counters of all processor packages; they count what is idle too.
+    """The energy counters of all processor packages; idle power is included.
 
-    Linux gives them under powercap, and by default to root alone.
+    Linux shows them under powercap; by default only root may read them.
     """
 
     def __init__(self, root: Path = POWERCAP) -> None:
         # Packages are intel-rapl:0, :1, ...; intel-rapl:0:0 is a part of the first.
-        found = sorted(root.glob("intel-rapl:*")) if root.is_dir() else []
-        self._zones = [zone for zone in found if zone.name.count(":") == 1]
+        zones = sorted(root.glob("intel-rapl:*")) if root.is_dir() else []
+        self._zones = [zone for zone in zones if zone.name.count(":") == 1]
 
     @property
     def readable(self) -> bool:
-        """Whether there is a counter that this process may read."""
+        """Whether this process can read a counter."""
         try:
             return bool(self.read())
         except (OSError, ValueError):
@@ -66,7 +66,7 @@ class Rapl:
         return [int((zone / "energy_uj").read_text()) for zone in self._zones]
 
     def joules_since(self, before: list[int]) -> float:
-        """Return what was used since an earlier reading; a counter may wrap once."""
+        """Return the energy used since an earlier reading; a counter may wrap once."""
         total = 0
         for zone, old, new in zip(self._zones, before, self.read(), strict=True):
             if new < old:
@@ -75,12 +75,12 @@ class Rapl:
         return total / 1e6
 
 
-_PATIENCE = 30.0  # seconds for one message
-_ALONE = f"no other fedbudget measure uses {MEASURE}.pem"
+_TIMEOUT = 30.0  # seconds for one message
+_ONLY_USER = f"no other fedbudget measure uses {MEASURE}.pem"
 
 
 class Link(Protocol):
-    """A connection over which a round can be carried out."""
+    """A connection over which a round's messages are sent."""
 
     def round(self) -> None:
         """Receive an order and send a reply that is acknowledged."""
@@ -89,16 +89,16 @@ class Link(Protocol):
 
 @contextmanager
 def loopback(order: bytes, reply: bytes) -> Iterator[Link]:
-    """Talk TCP to a server in this process: what the machine adds, and no network."""
+    """Connect by TCP to a server in this process: measures the machine, no network."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(
             target=_serve, args=(server, order, len(reply)), daemon=True
         )
         thread.start()
-        with socket.create_connection(server.getsockname(), _PATIENCE) as device:
+        with socket.create_connection(server.getsockname(), _TIMEOUT) as device:
             device.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             yield _TcpLink(device, reply)
-        thread.join(_PATIENCE)
+        thread.join(_TIMEOUT)
 
 
 class _TcpLink:
@@ -126,38 +126,38 @@ def _serve(server: socket.socket, order: bytes, reply_size: int) -> None:
 def _exactly(connection: socket.socket, size: int) -> bytes:
     received = bytearray()
     while len(received) < size:
-        piece = connection.recv(min(size - len(received), 1 << 16))
-        if not piece:
+        chunk = connection.recv(min(size - len(received), 1 << 16))
+        if not chunk:
             raise ConnectionError("the connection was closed")
-        received += piece
+        received += chunk
     return bytes(received)
 
 
 @contextmanager
 def through_broker(broker: BrokerAddress, order: bytes, reply: bytes) -> Iterator[Link]:
-    """Talk MQTT as a device does: a retained order is fetched, a reply is published.
+    """Use MQTT as a device does: fetch a retained order, publish a reply.
 
     Raises:
         InvalidInputError: The certificate is not the one for measuring.
         MeasuringError: The broker cannot be reached, or does not answer.
     """
     _check_name(broker)
-    connects: list[str] = []  # one entry for each time
+    connects: list[str] = []  # one entry per connect
     connection = Connection(
         broker,
         name=MEASURE,
         topics=(),
-        # If we are killed, the broker clears what is retained, or the first part of it.
+        # If this process is killed, the broker clears the first retained part.
         will=(split(topics.measure("order"), order)[0][0], b""),
         on_connect=lambda: connects.append(MEASURE),
         keeps_session=False,
     )
     with connection:
-        if not connection.wait_tried(_PATIENCE):
-            why = connection.problem or f"no answer in {_PATIENCE:g} s"
+        if not connection.wait_tried(_TIMEOUT):
+            reason = connection.problem or f"no answer in {_TIMEOUT:g} s"
             raise MeasuringError(
-                f"broker {broker} cannot be reached ({why}): check --broker, and the "
-                "files of --ca, --certificate and --key"
+                f"broker {broker} cannot be reached ({reason}): check --broker, and "
+                "the files of --ca, --certificate and --key"
             )
         link = _MqttLink(connection, connects, order, reply)
         try:
@@ -168,14 +168,14 @@ def through_broker(broker: BrokerAddress, order: bytes, reply: bytes) -> Iterato
 
 
 def _check_name(broker: BrokerAddress) -> None:
-    """Refuse a device's certificate: it would end the connection of that device."""
+    """Raise for a device's certificate: using it would disconnect that device."""
     if broker.identity is None:
         return
     name = broker.identity.check().name
     if name != MEASURE:
         raise InvalidInputError(
-            f"certificate {str(broker.identity.certificate)!r} is that of {name!r}, "
-            f"whose connection would be cut: take {MEASURE}.pem, which fedbudget certs "
+            f"certificate {str(broker.identity.certificate)!r} belongs to {name!r}, "
+            f"which would be disconnected: use {MEASURE}.pem, which fedbudget certs "
             "makes"
         )
 
@@ -196,10 +196,10 @@ class _MqttLink:
     def withdraw_order(self) -> None:
         for topic, _ in self._order:
             self._connection.withdraw(topic)
-        self._connection.flush(_PATIENCE if self._connection.connected else 0)
+        self._connection.flush(_TIMEOUT if self._connection.connected else 0)
 
     def round(self) -> None:
-        # By their names: not every broker sends what is retained for a wildcard.
+        # By name: not every broker sends retained messages to a wildcard.
         parts = [topic for topic, _ in self._order]
         self._check_connection()
         self._connection.subscribe(*parts)
@@ -212,43 +212,44 @@ class _MqttLink:
         self._check_connection()
 
     def _check_connection(self) -> None:
-        """Raise if it was lost, also if it is there again: the time would not count."""
+        """Raise if it was lost, even if it is back: the time would be invalid."""
         if len(self._connects) != 1 or not self._connection.connected:
             raise MeasuringError(
                 f"broker {self._connection.broker} ended the connection: check that "
-                f"{_ALONE}, and measure again"
+                f"{_ONLY_USER}, and measure again"
             )
 
     def _receive(self) -> None:
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _TIMEOUT
         while (message := self._connection.receive(1.0)) is None:
             self._check_connection()
             if time.monotonic() > end:
                 raise MeasuringError(
-                    f"broker {self._connection.broker} sent nothing in {_PATIENCE:g} "
+                    f"broker {self._connection.broker} sent nothing in {_TIMEOUT:g} "
                     f"s: check that its rules let {MEASURE!r} read and write "
-                    f"{topics.measure('#')}, as those in deploy/ do, and that {_ALONE}"
+                    f"{topics.measure('#')}, as those in deploy/ do, and that "
+                    f"{_ONLY_USER}"
                 )
         self._connection.acknowledge(message)
 
     def _flush(self) -> None:
-        if not self._connection.flush(_PATIENCE):
+        if not self._connection.flush(_TIMEOUT):
             raise MeasuringError(
                 f"broker {self._connection.broker} did not acknowledge a message in "
-                f"{_PATIENCE:g} s: raise its message size limit, or check the network"
+                f"{_TIMEOUT:g} s: raise its message size limit, or check the network"
             )
 
 
-TAU = 10  # steps at a time: noise is drawn for several at once, which costs less each
-_NOISE_MULTIPLIER = 50.0  # noise over one row's share; times do not depend on it
+TAU = 10  # steps per call: noise for several steps is drawn at once, which is cheaper
+_NOISE_MULTIPLIER = 50.0  # times do not depend on it
 
 
 def step_runner(loss: Loss, *, num_samples: int, dim: int) -> Callable[[], None]:
     """Return a function that takes TAU noisy steps over all rows of a device.
 
     They are the steps of a real device: exact sums, and noise from the operating
-    system. The rows are random and dense: a device's own are not touched, and a step's
-    time depends on their number and width alone.
+    system. The rows are random and dense. No private row is read: the time of a step
+    depends only on the number of rows and columns.
     """
     rng = np.random.default_rng(0)
     x = rng.standard_normal((num_samples, dim), dtype=np.float32)
@@ -272,33 +273,33 @@ def step_runner(loss: Loss, *, num_samples: int, dim: int) -> Callable[[], None]
 
 
 UNITS = ("seconds", "joules")
-_LEAST_REPEATS = 5
+_MIN_REPEATS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meter:
-    """What was measured of one kind of work."""
+    """Time and energy of one kind of work."""
 
-    seconds: float  # of one; a median
-    joules: float | None  # of one, a mean; None where nothing tells
+    seconds: float  # median per repeat
+    joules: float | None  # mean per repeat; None: not measured
     repeats: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a step and a round cost on this device."""
+    """The measured cost of a step and of a round on this device."""
 
-    tau: int  # steps in a round: each pays for its share of what comes once
+    tau: int  # steps per call: a step includes its share of the fixed cost
     step: Meter
     round: Meter
-    order_bytes: int  # down, each round
-    reply_bytes: int  # up
-    broker: BrokerAddress | None  # through which a round's messages went
-    energy: str  # where joules come from
+    order_bytes: int  # received per round
+    reply_bytes: int  # sent per round
+    broker: BrokerAddress | None  # None: TCP on this machine
+    energy: str  # source of the joules
 
     @property
     def link(self) -> str:
-        """Over what a round's messages went, in words."""
+        """The connection that the rounds used, in words."""
         if self.broker is None:
             return "TCP on this machine, no network"
         return f"MQTT, {self.broker}"
@@ -312,13 +313,13 @@ class Measured:
         """Return c1 and c2: of a round, and of a local step.
 
         Raises:
-            InvalidInputError: Nothing tells how many joules were used.
+            InvalidInputError: The unit is joules, and no energy was measured.
         """
         one_of("unit", unit, UNITS)
         if unit not in self.units:
             raise InvalidInputError(
-                "unit 'joules' needs a reading of energy: give --watts, or run where "
-                "RAPL counters can be read (on Linux, as root)"
+                "unit 'joules' needs a measurement of energy: give --watts, or run on "
+                "a machine with readable RAPL counters (on Linux, as root)"
             )
         return getattr(self.round, unit), getattr(self.step, unit)
 
@@ -336,12 +337,12 @@ def measure(
     """Time local steps and rounds on this device.
 
     Args:
-        loss: What the steps minimise; they are those of a real device.
+        loss: The loss that the steps minimise.
         num_samples: Rows in a step.
         dim: Columns of a row.
         seconds: How long to repeat each kind of work; at least five times.
-        watts: What the device draws while it works; else RAPL is read, if it can be.
-        broker: An MQTT broker for the rounds; without it they stay on this machine.
+        watts: Power of the device under load; by default RAPL is read, if possible.
+        broker: An MQTT broker for the rounds; by default TCP on this machine.
         rapl: The energy counters; by default those of this machine.
     """
     whole("num_samples", num_samples, most=MOST_ROWS)
@@ -354,7 +355,7 @@ def measure(
         energy = f"{watts:g} W given, times seconds"
     else:
         readable = counters.readable
-        energy = "RAPL, the processor and all that it did" if readable else "none"
+        energy = "RAPL, all processes on the processor" if readable else "none"
     order, reply = round_messages(loss.num_params(dim))
 
     def metered(work: Callable[[], None], at_once: int) -> Meter:
@@ -392,12 +393,12 @@ def _repeat(
     watts: float | None,
     rapl: Rapl | None,
 ) -> Meter:
-    """Repeat work that does `at_once` of a kind; the first time is not counted."""
+    """Time work of `at_once` units per call; the first call is a warm-up."""
     work()
     times: list[float] = []
     before = rapl.read() if rapl is not None and rapl.readable else None
     started = time.perf_counter()
-    while len(times) < _LEAST_REPEATS or time.perf_counter() - started < seconds:
+    while len(times) < _MIN_REPEATS or time.perf_counter() - started < seconds:
         begun = time.perf_counter()
         work()
         times.append((time.perf_counter() - begun) / at_once)

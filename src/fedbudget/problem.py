@@ -1,11 +1,11 @@
-"""What the planner may know of a learning problem, and where each number comes from.
+"""The learning problem that a plan is for: sizes and constants, each with its source.
 
-Planning must not touch private rows. So every constant carries its source:
+Planning must not read private rows. So every constant states its source:
 
     analytic             follows from the loss and from rows in the unit ball
-    assumed              a guess, stated as one; give your own if you know better
+    assumed              a guess; replace it if you know a better value
     public sample        measured on rows that are not private
-    measured privately   measured on private rows, with noise: what it cost is
+    measured privately   measured on private rows, with noise: its privacy cost is
                          charged to every device before the run is planned
 """
 
@@ -24,18 +24,18 @@ from fedbudget.losses import Floats, Labels, Loss, Rows, loss_named
 
 SOURCES = ("analytic", "assumed", "public sample", "measured privately")
 
-# Share of the initial gap by which a device's own optimum differs from the common one.
+# Share of the initial gap by which a device's local optimum differs from the global.
 DISSIMILARITY: Mapping[str, float] = MappingProxyType(
     {"iid": 0.1, "mild": 0.2, "strong": 0.35}
 )
-USUAL_DISSIMILARITY = "mild"  # where nobody says more
+USUAL_DISSIMILARITY = "mild"  # the default
 
-# Hinge has no Hessian. Smoothed over a margin of width 1, its curvature is 1, by which
-# the largest step is chosen. But a run meets the kink itself: the trace by which noise
-# and progress are predicted fits the synthetic Vehicle data.
+# Hinge has no Hessian. Smoothed over a margin of width 1, its curvature is 1, which
+# limits the step size. A run is not smoothed: the trace, from which the effect of noise
+# and the progress are predicted, was fitted to the synthetic Vehicle data.
 _HINGE_CURVATURE, _HINGE_TRACE = 1.0, 2.0
 
-# A theta of more parameters than this does not fit a device, nor this planner.
+# A larger theta does not fit into the memory of a device or of this planner.
 _MOST_PARAMS = 10**9
 
 Counts: TypeAlias = NDArray[np.int64]
@@ -43,13 +43,13 @@ Counts: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Constant:
-    """A number the planner uses, and how it came to be known."""
+    """A number that the planner uses, with its source."""
 
     value: float
     source: str
     note: str = ""
-    mu: PerDevice = 0.0  # what measuring it cost each device, as Gaussian DP
-    release: str = ""  # names the measurement: ledgers count each name once
+    mu: PerDevice = 0.0  # privacy cost of measuring it, per device, as Gaussian DP
+    release: str = ""  # name of the measurement: ledgers count each name once
 
     def __post_init__(self) -> None:
         one_of("source", self.source, SOURCES)
@@ -78,7 +78,7 @@ class Constant:
 
 @dataclass(frozen=True, init=False, eq=False)
 class Problem:
-    """Devices, rows and a loss: all that a plan needs, and no data.
+    """Devices, number of rows and a loss: the input of a plan, without data.
 
     >>> problem = Problem(num_samples=[1628] * 16, dim=102, loss="logistic")
     >>> print(problem.constants["smoothness"])
@@ -90,8 +90,8 @@ class Problem:
     model: Loss
     dissimilarity: str | float  # iid, mild, strong, or a share of the gap
     overrides: Mapping[str, Constant]
-    spent_mu: Array  # what constants that were replaced since had cost each device
-    spent_on: frozenset[str]  # the releases that cost it
+    spent_mu: Array  # privacy cost of constants that were replaced, per device
+    spent_on: frozenset[str]  # the names of those measurements
 
     def __init__(
         self,
@@ -124,12 +124,12 @@ class Problem:
         self._check()
 
     def _check(self) -> None:
-        known = set(self._defaults()) - {"lipschitz"}
+        allowed = set(self._defaults()) - {"lipschitz"}
         for name, constant in self.overrides.items():
-            if name not in known:
+            if name not in allowed:
                 raise InvalidInputError(
                     f"constant {name!r} cannot be given: choose one of "
-                    f"{', '.join(sorted(known))} (privacy rests on lipschitz, which "
+                    f"{', '.join(sorted(allowed))} (privacy rests on lipschitz, which "
                     "follows from the loss)"
                 )
             if name in ("gradient_variance", "spectrum_decay", "dissimilarity"):
@@ -149,7 +149,7 @@ class Problem:
 
     @property
     def num_params(self) -> int:
-        """d: the length of theta, to every entry of which noise is added."""
+        """d: the length of theta; noise is added to every entry."""
         return self.model.num_params(self.dim)
 
     @cached_property
@@ -159,7 +159,7 @@ class Problem:
 
     @property
     def prior_mu(self) -> Array:
-        """What constants measured on private rows have cost each device so far."""
+        """Privacy cost of all constants measured on private rows, per device."""
         spent = self.spent_mu**2
         for name, constant in self.overrides.items():
             mu = per_device(f"mu of {name}", constant.mu, self.num_devices)
@@ -168,7 +168,7 @@ class Problem:
 
     @property
     def prior_releases(self) -> frozenset[str]:
-        """The measurements on private rows that `prior_mu` adds up, by their names."""
+        """Names of the measurements on private rows that `prior_mu` includes."""
         own = {constant.release for constant in self.overrides.values()}
         return self.spent_on | (own - {""})
 
@@ -177,9 +177,9 @@ class Problem:
         return self.constants[name].value
 
     def with_constants(self, **constants: Constant) -> "Problem":
-        """Return the problem with these constants instead of its own.
+        """Return the problem with these constants replaced.
 
-        What measuring a constant has cost stays spent when it is replaced.
+        The privacy cost of a replaced constant stays spent.
 
         >>> problem = Problem(num_samples=[100], dim=5)
         >>> better = problem.with_constants(
@@ -216,8 +216,8 @@ class Problem:
         model, ball = self.model, "rows in the unit ball"
         smooth = np.isfinite(model.smoothness)
         trace = model.hessian_trace if smooth else _HINGE_TRACE
-        stated = self.dissimilarity
-        named = isinstance(stated, str)
+        dissimilarity = self.dissimilarity
+        named = isinstance(dissimilarity, str)
         return {
             "lipschitz": _analytic(model.lipschitz, ball),
             "smoothness": _analytic(model.smoothness, ball)
@@ -239,8 +239,8 @@ class Problem:
             else _assumed(trace, "the loss has a kink"),
             "spectrum_decay": _assumed(1.4, "eigenvalue i falls as i^-1.4"),
             "dissimilarity": _assumed(
-                DISSIMILARITY[str(stated)] if named else float(stated),
-                f"stated as {stated if named else 'a number'}",
+                DISSIMILARITY[str(dissimilarity)] if named else float(dissimilarity),
+                f"stated as {dissimilarity if named else 'a number'}",
             ),
         }
 
@@ -254,15 +254,15 @@ def _assumed(value: float, note: str) -> Constant:
 
 
 def _counts(value: ArrayLike) -> Counts:
-    """Return the sizes of the devices as whole numbers above zero."""
+    """Return the number of samples per device as whole numbers above zero."""
     floats = np.atleast_1d(np.asarray(within("num_samples", value)))
     whole_numbers = (floats == np.floor(floats)) & (floats < 2**53)
-    for wrong, remedy in (
+    for invalid, remedy in (
         (~whole_numbers, "must be a whole number"),
         (floats < 1, "a device without samples cannot train: leave it out"),
     ):
-        if wrong.any():
-            device = int(np.argmax(wrong))
+        if invalid.any():
+            device = int(np.argmax(invalid))
             raise InvalidInputError(
                 f"num_samples of device {device} is {floats[device]:g}: {remedy}"
             )
@@ -272,7 +272,7 @@ def _counts(value: ArrayLike) -> Counts:
 
 
 def _loss(loss: object, num_classes: int | None, l2: float) -> Loss:
-    """Return the loss by its name, or the one that was given ready-made."""
+    """Return the loss by its name, or the `Loss` itself."""
     if isinstance(loss, Loss):
         if num_classes not in (None, loss.num_outputs) or l2 not in (0.0, loss.l2):
             raise InvalidInputError(
@@ -307,7 +307,7 @@ def _dense(x: object) -> object:
 
 
 def _measure(model: Loss, x: Floats, y: Labels) -> dict[str, Constant]:
-    """Read the curvature and the gradients' spread off public rows."""
+    """Measure the curvature and the gradients' variance on public rows."""
     if len(x) < 2 or y.shape != (len(x),):
         raise InvalidInputError(
             f"the public sample has {len(x)} rows and labels of shape {y.shape}: give "
@@ -339,17 +339,17 @@ def _measure(model: Loss, x: Floats, y: Labels) -> dict[str, Constant]:
         np.zeros(model.num_params(x.shape[1])), x, labels
     )
     smoothness = curvature * float(eigenvalues[0]) + model.l2
-    found = {
+    values = {
         "smoothness": smoothness,
         "hessian_trace": trace,
         "gradient_variance": float(gradients.var(axis=0).sum()),
         "spectrum_decay": max(float(decay), 0.0),
     }
-    if model.l2 == 0:  # else it follows from the L2 term
+    if model.l2 == 0:  # otherwise it is the L2 weight
         mean = trace / model.num_params(x.shape[1])
-        found["strong_convexity"] = min(mean, smoothness)
+        values["strong_convexity"] = min(mean, smoothness)
     note = f"{len(x)} rows"
     return {
         name: Constant(value=value, source="public sample", note=note)
-        for name, value in found.items()
+        for name, value in values.items()
     }

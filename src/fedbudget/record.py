@@ -1,34 +1,32 @@
 """The run folder: everything a reader needs, and everything a resumed run needs.
 
     plan.json      the plan
-    about.json     who ran what: versions, seed, data, privacy statement
+    about.json     versions, seed, data, privacy statement
     rounds.jsonl   one row per round
-    devices.bin    of more than 100 devices, what each has spent after every round
+    devices.bin    for more than 100 devices: spending of each after every round
     state.npz      the server's state after the last complete round
-    model.npz      the released model (theta), and what each device has spent (epsilon,
-                   cost); its presence says that the run is finished
+    model.npz      the released model (theta), and the spending of each device (epsilon,
+                   cost); if it exists, the run is finished
 
-A row of up to 100 devices tells what each of them has spent so far. Of more, it tells
-the least, the median and the most, and the first 100 that were silent or refused; the
-rest is in devices.bin. That file has one record per round, and no header. With M
-devices, a record is, little-endian and without gaps:
+For up to 100 devices, a row holds the spending of each device so far. For more, it
+holds the minimum, the median and the maximum, and the first 100 devices that were
+silent or refused; the rest is in devices.bin. That file has one record per round, and
+no header. With M devices, a record is, little-endian and without padding:
 
     round      int64          its number
-    epsilon    float64 x M    spent so far, at the plan's delta; inf is without bound
+    epsilon    float64 x M    spent so far, at the plan's delta; inf: unbounded
     cost       float64 x M    spent so far
-    missing    uint8 x M      1: asked and silent; 2: refused; 0: neither
+    missing    uint8 x M      1: selected and silent; 2: refused; 0: neither
 
-Losses and accuracies stand under "not_private" in a row: they were read off private
+Losses and accuracies are under "not_private" in a row: they were computed on private
 rows for the reader of a simulation, and no guarantee covers them.
 
 A round is appended to devices.bin, then to rounds.jsonl; the state that is written next
-makes it final. On resuming, whatever goes beyond the state is cut off. All other files
-are written beside their place and moved there, so that a run that is killed at any
-moment leaves either the old or the new one.
+makes it final. On resuming, rounds after the state are cut off. All other files are
+written atomically: a run that is killed at any moment leaves the old or the new file.
 
-Folders of many devices that were written before there was a devices.bin can be read:
-their last round is exact, and in those before every device counts as the one that spent
-most.
+Older folders of many devices have no devices.bin. They can be read: the last round is
+exact, and in earlier rounds every device gets the maximum over the devices.
 
 `read_run` reads a folder back; it needs neither the devices nor their rows.
 """
@@ -53,14 +51,15 @@ from fedbudget.checks import Array
 from fedbudget.errors import RecordError
 from fedbudget.files import refusing, whole_file
 from fedbudget.planning import Plan
+from fedbudget.planning.plans import is_same_plan
 from fedbudget.text import counted
 
-# What a run leaves that stopped before its plan was written: nothing to resume.
+# Files of a run that stopped before its plan was written: nothing to resume.
 _BEFORE_PLAN = {"about.json", ".about.json.partial", ".plan.json.partial"}
-_RESUME = "make room or choose another folder; what was written before can be resumed"
-FEW = 100  # devices whose numbers a row holds one by one
+_RESUME = "make room or choose another folder; the run can be resumed"
+FEW = 100  # most devices for which a row holds one number each
 _SILENT, _REFUSED = 1, 2  # in devices.bin
-# What reading a file raises that is not what was written.
+# What reading a damaged file raises.
 _DAMAGE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError),
     *(EOFError, BadZipFile),
@@ -70,22 +69,22 @@ _PACKAGES = ("fedbudget", "numpy", "numba", "scipy", "dp-accounting")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Round:
-    """One round of a run: who answered, and what each device has spent by its end."""
+    """One round of a run: the answers, and the spending of each device so far."""
 
     number: int  # from 1
     steps: int  # local steps of this run so far
-    answered: int  # how many devices
-    silent: tuple[int, ...] = ()  # devices that were asked and said nothing
+    answered: int  # number of devices that answered
+    silent: tuple[int, ...] = ()  # selected devices that did not answer
     refused: Mapping[int, str] = field(default_factory=dict)  # device -> its reason
     # Spent so far by each device; shape (M,). Epsilon is at the plan's delta, and
-    # infinite where nothing bounds it.
+    # infinite if the privacy loss is unbounded.
     epsilon: Array
     cost: Array
-    # Losses and accuracies, read off private rows for the reader of a simulation.
+    # Losses and accuracies, computed on private rows for the reader of a simulation.
     measured: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the round as a row of rounds.jsonl: plain values, cut at 100 devices.
+        """Return the round as a row of rounds.jsonl, with at most 100 devices.
 
         >>> spent = {"epsilon": np.array([0.5]), "cost": np.array([9.0])}
         >>> Round(number=1, steps=9, answered=1, **spent).to_dict()["epsilon"]
@@ -97,7 +96,7 @@ class Round:
             "steps": self.steps,
             "answered": self.answered,
             "silent": list(self.silent[:FEW]),
-            "refused": {str(m): why for m, why in refused},
+            "refused": {str(m): reason for m, reason in refused},
             "epsilon": to_row(self.epsilon),
             "cost": to_row(self.cost),
             "not_private": dict(self.measured),
@@ -105,14 +104,14 @@ class Round:
 
 
 class Record:
-    """A run folder that is being written, or was interrupted."""
+    """A run folder that is being written or resumed."""
 
     def __init__(
         self, path: str | os.PathLike[str], about: Mapping[str, Any] | None = None
     ) -> None:
         self.path = Path(path)
         self._about = dict(about or {})
-        self._hold: _Hold | None = None
+        self._lock: _Lock | None = None
 
     def open(
         self, plan: Plan, *, same: Mapping[str, Any] | None = None
@@ -120,30 +119,29 @@ class Record:
         """Start a folder, or return the state and the rounds of an interrupted run.
 
         Args:
-            plan: Of the run.
-            same: What else the numbers of the run depend on, such as its seed. It is
-                written down with what the record is `about`; a run that goes on must
-                have the same.
+            plan: The plan of the run.
+            same: Other values that the run's numbers depend on, such as its seed. They
+                are stored in about.json; a resumed run must have the same.
 
         Raises:
             RecordError: The folder holds a finished run, another plan, another seed or
-                something else altogether, or another process is writing to it. Nothing
-                in it is changed.
+                other files, or another process is writing to it. Nothing in it is
+                changed.
         """
         self._about |= same or {}
-        promise = {"privacy": str(plan.privacy), "versions": versions()}
+        fixed = {"privacy": str(plan.privacy), "versions": versions()}
         with refusing(self.path, _RESUME):
             if not self.path.exists():
                 self.path.mkdir(parents=True, exist_ok=True)
-            self._hold = _hold(self.path)
+            self._lock = _lock(self.path)
             names = set(os.listdir(self.path))
         if names <= _BEFORE_PLAN:
-            self._write("about.json", _dump(self._about | promise))
+            self._write("about.json", _dump(self._about | fixed))
             self._write("plan.json", _dump(plan.to_dict()))
             return None, []
         self._check_same(plan.to_dict())
         if not (self.path / "state.npz").exists():
-            self._cut(plan, rounds=0)  # the first row, without its state
+            self._cut(plan, rounds=0)  # a row may exist without its state
             return None, []
         try:
             state = _arrays(self.path / "state.npz")
@@ -167,21 +165,21 @@ class Record:
         self._save("state.npz", **state)
 
     def finish(self, theta: NDArray[Any], last: Round) -> None:
-        """Write the released model and what each device spent: the run is over."""
+        """Write the released model and the spending: the run is finished."""
         self._save("model.npz", theta=theta, epsilon=last.epsilon, cost=last.cost)
-        self._hold = None
+        self._lock = None
 
     def _cut(self, plan: Plan, *, rounds: int) -> None:
-        """Drop what goes beyond so many rounds: their state was never written."""
-        rows, held = self.path / "rounds.jsonl", self.path / "devices.bin"
+        """Cut the files after this number of rounds: later ones have no state."""
+        rows, records = self.path / "rounds.jsonl", self.path / "devices.bin"
         if rows.exists():
             lines = map(_line, _read_rows(self.path)[:rounds])
             self._write("rounds.jsonl", "".join(lines))
-        if held.exists():
+        if records.exists():
             kind = _record_type(plan.num_devices)
             complete = _records(self.path, plan.num_devices)["round"] <= rounds
-            with refusing(held, _RESUME):
-                os.truncate(held, int(complete.sum()) * kind.itemsize)
+            with refusing(records, _RESUME):
+                os.truncate(records, int(complete.sum()) * kind.itemsize)
 
     def _append(self, name: str, data: bytes) -> None:
         path = self.path / name
@@ -203,10 +201,10 @@ class Record:
             raise RecordError(
                 f"{self.path} is not empty and holds no run: choose another folder"
             ) from None
-        if old_plan != json.loads(_dump(plan)):
+        if not is_same_plan(old_plan, json.loads(_dump(plan))):
             raise RecordError(
                 f"{self.path} holds a run of another plan: choose another folder, or "
-                "ask for that plan to resume it"
+                "give that plan to resume it"
             )
         if tail := old_about.get("tail_average"):
             raise RecordError(
@@ -218,7 +216,7 @@ class Record:
             if old_about.get(name) != json.loads(_dump(value)):
                 raise RecordError(
                     f"{self.path} holds a run with {name} {old_about.get(name)!r}, not "
-                    f"{value!r}: choose another folder, or ask for the same to resume"
+                    f"{value!r}: choose another folder, or give the same to resume"
                 )
 
     def _write(self, name: str, text: str) -> None:
@@ -230,30 +228,30 @@ class Record:
             np.savez(file, **arrays)
 
 
-class _Hold:
-    """A folder that this process writes to, until nothing refers to this any more.
+class _Lock:
+    """The lock of a folder that this process writes to; garbage collection frees it.
 
-    The folder itself is locked, not a file in it: nothing is left behind, also not by
-    a process that is killed.
+    The folder itself is locked, not a file in it: no lock file remains, even if the
+    process is killed.
     """
 
     def __init__(self, handle: int) -> None:
         weakref.finalize(self, os.close, handle)
 
 
-# One for each folder, by device and inode: a process does not keep itself off.
-_held: weakref.WeakValueDictionary[tuple[int, int], _Hold] = (
+# One per folder, by device and inode: a process may open its own folder again.
+_locks: weakref.WeakValueDictionary[tuple[int, int], _Lock] = (
     weakref.WeakValueDictionary()
 )
 
 
-def _hold(path: Path) -> _Hold:
+def _lock(path: Path) -> _Lock:
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    found = os.fstat(handle)
-    held = _held.get((found.st_dev, found.st_ino))
-    if held is not None:
+    status = os.fstat(handle)
+    lock = _locks.get((status.st_dev, status.st_ino))
+    if lock is not None:
         os.close(handle)
-        return held
+        return lock
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -263,13 +261,13 @@ def _hold(path: Path) -> _Hold:
             "folder"
         ) from None
     except OSError:
-        pass  # some network file systems lock no folders: go on without
-    held = _held[found.st_dev, found.st_ino] = _Hold(handle)
-    return held
+        pass  # some network file systems cannot lock folders: continue without
+    lock = _locks[status.st_dev, status.st_ino] = _Lock(handle)
+    return lock
 
 
 def _read_rows(path: Path) -> list[Any]:
-    """Return the complete rows of a run folder; a torn last line is left out."""
+    """Return the complete rows of a run folder, without an incomplete last line."""
     file = path / "rounds.jsonl"
     rows = []
     for line in file.read_text().splitlines() if file.exists() else []:
@@ -281,7 +279,7 @@ def _read_rows(path: Path) -> list[Any]:
 
 
 def _record_type(num_devices: int) -> np.dtype[np.void]:
-    """Return how devices.bin holds a round: see the head of this module."""
+    """Return the type of a record of devices.bin: see the module's docstring."""
     each = (num_devices,)
     return np.dtype(
         [
@@ -304,7 +302,7 @@ def _to_bytes(round: Round) -> bytes:
 
 
 def _records(path: Path, num_devices: int) -> NDArray[np.void]:
-    """Return the complete records of devices.bin; a torn last one is left out."""
+    """Return the complete records of devices.bin, without an incomplete last one."""
     file, kind = path / "devices.bin", _record_type(num_devices)
     if not file.exists():
         return np.empty(0, dtype=kind)
@@ -316,10 +314,11 @@ def _rounds(
 ) -> list[Round]:
     """Return the rounds of a run folder, from its rows.
 
-    A state that was written before there was a devices.bin holds what each device has
-    spent by then.
+    In older folders, without devices.bin, the state holds the spending of each device.
     """
-    records = {int(held["round"]): held for held in _records(path, plan.num_devices)}
+    records = {
+        int(record["round"]): record for record in _records(path, plan.num_devices)
+    }
     done = int(state.get("rounds_done", 0))
     return [
         _round(row, plan, records.get(row["round"]), state if number == done else {})
@@ -332,14 +331,14 @@ def _round(
 ) -> Round:
     """Return a row as a round, completed by its record in devices.bin."""
     silent = tuple(row.get("silent", ()))
-    refused = {int(m): str(why) for m, why in row.get("refused", {}).items()}
+    refused = {int(m): str(reason) for m, reason in row.get("refused", {}).items()}
     if record is None:
         spent = {name: _spent(row, name, plan, exact) for name in ("epsilon", "cost")}
     else:
         spent = {"epsilon": record["epsilon"], "cost": record["cost"]}
         silent = tuple(np.flatnonzero(record["missing"] == _SILENT).tolist())
-        refusing = np.flatnonzero(record["missing"] == _REFUSED).tolist()
-        refused = {m: refused.get(m, "its reason was not kept") for m in refusing}
+        refusals = np.flatnonzero(record["missing"] == _REFUSED).tolist()
+        refused = {m: refused.get(m, "its reason was not stored") for m in refusals}
     return Round(
         number=int(row["round"]),
         steps=int(row["steps"]),
@@ -354,9 +353,9 @@ def _round(
 def _spent(
     row: Mapping[str, Any], name: str, plan: Plan, exact: Mapping[str, Any]
 ) -> Array:
-    """Return what each device has spent, from a row; where it tells a range, the most.
+    """Return the spending of each device from a row; if it holds a range, the maximum.
 
-    Too much, then, but never too little.
+    That may be too high, but never too low.
     """
     values = from_row(row[name])
     if isinstance(row[name], Mapping):
@@ -369,8 +368,8 @@ def _spent(
 
 
 def to_row(values: Array) -> list[float | None] | dict[str, float | None]:
-    """Return one value per device, or their range where there are many devices."""
-    # JSON has no infinity: None is an epsilon that nothing bounds.
+    """Return one value per device, or their range for more than 100 devices."""
+    # JSON has no infinity: None is an unbounded epsilon.
     if len(values) <= FEW:
         return [float(x) if np.isfinite(x) else None for x in values]
     ends = {"min": values.min(), "median": np.median(values), "max": values.max()}
@@ -378,13 +377,13 @@ def to_row(values: Array) -> list[float | None] | dict[str, float | None]:
 
 
 def from_row(values: Any) -> Array:
-    """Return what `to_row` kept: a value per device, or least, median and most."""
-    kept = values.values() if isinstance(values, Mapping) else values
-    return np.array([np.inf if x is None else x for x in kept], dtype=np.float64)
+    """Return the values of `to_row`: one per device, or minimum, median, maximum."""
+    numbers = values.values() if isinstance(values, Mapping) else values
+    return np.array([np.inf if x is None else x for x in numbers], dtype=np.float64)
 
 
 def largest(values: Array) -> float | None:
-    """Return the most that any device spent; None is without bound.
+    """Return the maximum over the devices; None: unbounded.
 
     >>> largest(np.array([1.0, 2.5])), largest(np.array([np.inf, 1.0]))
     (2.5, None)
@@ -394,14 +393,14 @@ def largest(values: Array) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """Return what a run depends on."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the packages that a run depends on."""
+    versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            versions[package] = "not installed"
+    return versions
 
 
 def _dump(value: Any) -> str:
@@ -414,7 +413,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedRun:
-    """A run as its folder tells it."""
+    """A run, read from its folder."""
 
     path: Path
     plan: Plan
@@ -433,21 +432,21 @@ class RecordedRun:
         if "fleet" in self.about:
             count = self.plan.num_devices
             keep = "that keeps its" if count == 1 else "that keep their"
-            held = f"{counted(count, 'device')} {keep} rows"
-            return f"fleet {self.about['fleet']}: {held}"
-        return str(self.about.get("data", "data of which the folder says nothing"))
+            devices = f"{counted(count, 'device')} {keep} rows"
+            return f"fleet {self.about['fleet']}: {devices}"
+        return str(self.about.get("data", "data not described in the folder"))
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """What devices are called; by their numbers where the folder does not say."""
-        told = self.about.get("devices")
-        if isinstance(told, list) and len(told) == self.plan.num_devices:
-            return tuple(map(str, told))
+        """The devices' names; their numbers if the folder does not name them."""
+        names = self.about.get("devices")
+        if isinstance(names, list) and len(names) == self.plan.num_devices:
+            return tuple(map(str, names))
         return tuple(map(str, range(self.plan.num_devices)))
 
     @property
     def metric(self) -> str | None:
-        """What the run is judged by; None where nothing was measured."""
+        """The metric to show for the run; None if nothing was measured."""
         measured = self.rounds[-1].measured if self.rounds else {}
         for name in ("test_accuracy", "test_loss", "train_loss"):
             if name in measured:
@@ -459,23 +458,23 @@ class RecordedRun:
         return np.array([round.measured[name] for round in self.rounds])
 
     def spent(self, name: str) -> Array:
-        """Return epsilon or cost of the device that spent most, after every round."""
-        most = [getattr(round, name).max() for round in self.rounds]
-        return np.array(most, dtype=np.float64)
+        """Return the largest epsilon or cost over the devices, after every round."""
+        largest = [getattr(round, name).max() for round in self.rounds]
+        return np.array(largest, dtype=np.float64)
 
 
 def _check(rows: list[Any], lines: int, done: int | None) -> None:
-    """Raise a ValueError unless the rows are those that a run has written.
+    """Raise a ValueError unless the rows are those of a run.
 
-    Only the last line of a run that was killed may be torn; a finished run has a row
-    for every round that was `done`.
+    Only the last line of a killed run may be incomplete; a finished run has a row for
+    each of the `done` rounds.
     """
     needed = {"round", "steps", "answered", "epsilon", "cost", "not_private"}
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping) or not needed <= set(row):
-            raise ValueError(f"line {number} is no row of a run")
+            raise ValueError(f"line {number} is not a row of a run")
     if lines > len(rows) + 1:
-        raise ValueError(f"line {len(rows) + 1} is no row of a run")
+        raise ValueError(f"line {len(rows) + 1} is not a row of a run")
     if done is not None and len(rows) < done:
         raise ValueError(f"it holds {len(rows)} of the {done} rounds")
 
@@ -489,7 +488,7 @@ def read_run(path: str | os.PathLike[str]) -> RecordedRun:
     """Read a run folder, finished or not.
 
     Raises:
-        RecordError: It is not there, or not a run folder, or damaged.
+        RecordError: It does not exist, is not a run folder, or is damaged.
     """
     folder = Path(path)
     if not (folder / "plan.json").is_file():
@@ -497,37 +496,38 @@ def read_run(path: str | os.PathLike[str]) -> RecordedRun:
             f"{folder} is not a run folder, it has no plan.json: name one that "
             "fedbudget train --out has written"
         )
-    with _reading(folder / "plan.json") as place:
-        plan = Plan.from_dict(json.loads(place.read_text()))
-    with _reading(folder / "about.json") as place:
-        about = json.loads(place.read_text())
+    with _reading(folder / "plan.json") as file_path:
+        plan = Plan.from_dict(json.loads(file_path.read_text()))
+    with _reading(folder / "about.json") as file_path:
+        about = json.loads(file_path.read_text())
         if not isinstance(about, Mapping):
-            raise ValueError("it holds no names and values")
-    with _reading(folder / "state.npz") as place:
-        state = _arrays(place) if place.exists() else {}
+            raise ValueError("it is not a JSON object")
+    with _reading(folder / "state.npz") as file_path:
+        state = _arrays(file_path) if file_path.exists() else {}
         done = int(state.get("rounds_done", plan.rounds))
     theta = None
     if (folder / "model.npz").exists():
-        with _reading(folder / "model.npz") as place, np.load(place) as file:
+        with _reading(folder / "model.npz") as file_path, np.load(file_path) as file:
             theta = np.asarray(file["theta"], dtype=np.float64)
-    with _reading(folder / "rounds.jsonl") as place:
+    with _reading(folder / "rounds.jsonl") as file_path:
         rows = _read_rows(folder)
-        lines = len(place.read_text().splitlines()) if place.exists() else 0
+        text = file_path.read_text() if file_path.exists() else ""
+        lines = len(text.splitlines())
         _check(rows, lines, None if theta is None else done)
         rounds = _rounds(folder, plan, rows, state)
     return RecordedRun(path=folder, plan=plan, about=about, rounds=rounds, theta=theta)
 
 
 @contextmanager
-def _reading(place: Path) -> Iterator[Path]:
-    """Say which file of a run is damaged, and what to do about it."""
+def _reading(path: Path) -> Iterator[Path]:
+    """Turn a read error into a RecordError that names the damaged file."""
     try:
-        yield place
+        yield path
     except _DAMAGE as error:
-        # numpy would have its readers load what it takes for a pickle.
-        why = "not what was written" if place.suffix == ".npz" else str(error)
+        # NumPy's message recommends allow_pickle, which is not the remedy.
+        reason = "not a NumPy archive" if path.suffix == ".npz" else str(error)
         raise RecordError(
-            f"{place.parent} cannot be read as a run, its {place.name} is damaged "
-            f"({why}): bring the file back from a copy, or train again into a new "
+            f"{path.parent} cannot be read as a run, its {path.name} is damaged "
+            f"({reason}): restore the file from a copy, or train again into a new "
             "folder"
         ) from None

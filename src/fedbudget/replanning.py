@@ -1,11 +1,11 @@
-"""Planning again with what is left: devices drop out, prices drift, a run goes on.
+"""Plan the rest of a run again, after devices dropped out or prices changed.
 
-What a device has spent so far counts as spent before the new run: its noise is for what
-is left. That is valid although the new plan was chosen after seeing answers: Gaussian
-mechanisms compose by adding mu^2 also when each is chosen after the answers of those
-before, as long as the sum stays within what was fixed beforehand (fully adaptive
-composition: Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023). The devices'
-own ledgers add up all runs, and refuse what would overdraw them, whatever is planned.
+The spending of a device so far counts as spent before the new run: the new noise is for
+the remaining budget. This is valid although the new plan depends on earlier answers:
+Gaussian mechanisms compose by adding mu^2 even if each is selected adaptively, as long
+as the sum stays within a budget that was fixed in advance (fully adaptive composition:
+Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023). The devices' own ledgers
+add up all runs and refuse orders that would overdraw them, whatever is planned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ from fedbudget.problem import Constant, Problem
 from fedbudget.record import Round
 from fedbudget.training import Devices, Run, train
 
-# A model is never so good that nothing is left to learn: the least share of the gap.
-_LEAST_LEFT = 0.02
+# Lower limit of the share of the gap that remains to be learned.
+_MIN_REMAINING = 0.02
 
 
 def replan(
@@ -37,48 +37,49 @@ def replan(
     prices: Prices,
     *,
     gone: Sequence[int] = (),
-    **how: Any,
+    **options: Any,
 ) -> Plan:
-    """Plan the rest of a run from what its devices have left of their budgets.
+    """Plan the rest of a run within the devices' remaining budgets.
 
     Args:
-        run: What happened so far; go on with ``train(plan, devices, after=run)``.
-        problem: As it was planned with.
-        budget: As it was at the start: for all of it, what is spent included.
-        prices: As they are now.
-        gone: Devices that are not there any more; they are asked nothing.
-        how: Of `plan`: planner, weights, learning_rate; not the accountant.
+        run: The run so far; continue with ``train(plan, devices, after=run)``.
+        problem: The problem that the run was planned with.
+        budget: The total budget, including the spending so far.
+        prices: The current prices.
+        gone: Devices that no longer take part; they are not selected.
+        options: Of `plan`: planner, weights, learning_rate; not the accountant.
 
     Returns:
-        A plan for all devices; those that are gone, or cannot pay for one more round,
-        have weight zero. Its `epsilon` is for everything, what was spent included; its
-        `cost` is for the rest.
+        A plan for all devices; devices that are gone, or cannot pay for one more round,
+        have weight 0. Its `epsilon` includes the spending so far; its `cost` does not.
 
     Raises:
-        InfeasibleBudgetError: No device is left that can pay for a round.
+        InfeasibleBudgetError: No device can pay for another round.
     """
-    _check_can_go_on(run.plan, problem, how)
+    _check_can_continue(run.plan, problem, options)
     num_devices = problem.num_devices
-    left = [whole("gone", m, least=0, most=num_devices - 1) for m in gone]
+    excluded = [whole("gone", m, least=0, most=num_devices - 1) for m in gone]
     spent_mu, spent_cost = _spent(run, num_devices)
     epsilon, delta, cost = budget.per_device(num_devices)
-    here = _who_can_pay(run.plan, prices, cost - spent_cost)
-    here &= GDP.mu_from_epsilon(epsilon, delta) * (1 - 1e-6) > spent_mu
-    here[left] = False
-    if not here.any():
+    active = _can_pay(run.plan, prices, cost - spent_cost)
+    active &= GDP.mu_from_epsilon(epsilon, delta) * (1 - 1e-6) > spent_mu
+    active[excluded] = False
+    if not active.any():
         raise InfeasibleBudgetError(
-            "no device is left that can pay for one more round: the run ends here, or "
-            "raise the budgets"
+            "no device is left that can pay for one more round: end the run, or raise "
+            "the budgets"
         )
     rest = plan(
-        _rest(problem, run, spent_mu, here),
+        _rest(problem, run, spent_mu, active),
         Budget(
-            epsilon=epsilon[here], delta=delta[here], cost=(cost - spent_cost)[here]
+            epsilon=epsilon[active],
+            delta=delta[active],
+            cost=(cost - spent_cost)[active],
         ),
-        _only(prices, here),
-        **how,
+        _prices_of(prices, active),
+        **options,
     )
-    return _for_all(rest, run.plan, problem, here, spent_mu, delta)
+    return _for_all(rest, run.plan, problem, active, spent_mu, delta)
 
 
 def train_replanning(
@@ -95,7 +96,7 @@ def train_replanning(
     Returns:
         The runs, one per plan; the last one's model is the released one.
     """
-    _check_can_go_on(start, problem, {})  # now, not after the first rounds are paid for
+    _check_can_continue(start, problem, {})  # before the first rounds are paid for
     runs: list[Run] = []
     gone: set[int] = set()
     current: Plan | None = start
@@ -109,15 +110,17 @@ def train_replanning(
             try:
                 current = replan(runs[-1], problem, budget, prices, gone=sorted(gone))
             except InfeasibleBudgetError:
-                break  # what was spent on silent devices is spent: the run ends here
+                break  # no device can pay for another round: the run ends
     return runs
 
 
-def _check_can_go_on(before: Plan, problem: Problem, how: Mapping[str, Any]) -> None:
-    if {"accountant", "batch_size"} & set(how) or before.sampling == "poisson":
+def _check_can_continue(
+    before: Plan, problem: Problem, options: Mapping[str, Any]
+) -> None:
+    if {"accountant", "batch_size"} & set(options) or before.sampling == "poisson":
         raise InvalidInputError(
             "replan adds up Gaussian steps on all rows: it takes no accountant and no "
-            "batch_size, and cannot go on from Poisson-sampled batches"
+            "batch_size, and cannot continue from Poisson-sampled batches"
         )
     if before.accountant == NOT_PRIVATE:
         raise InvalidInputError(
@@ -135,7 +138,7 @@ def _check_can_go_on(before: Plan, problem: Problem, how: Mapping[str, Any]) -> 
 
 
 class _Watch:
-    """Says when a device has been silent for too long."""
+    """Stops a run once a device has been silent for `patience` rounds."""
 
     def __init__(self, patience: int, gone: set[int]) -> None:
         self.patience, self.gone = patience, gone
@@ -150,7 +153,7 @@ class _Watch:
 
 
 def _spent(run: Run, num_devices: int) -> tuple[Array, Array]:
-    """Return what each device has spent, as mu and as cost; exact or too high."""
+    """Return the spending of each device, as mu and as cost; exact or too high."""
     if not run.rounds:
         return run.plan.prior_mu, np.zeros(num_devices)
     epsilon, cost = run.rounds[-1].epsilon, run.rounds[-1].cost
@@ -158,21 +161,21 @@ def _spent(run: Run, num_devices: int) -> tuple[Array, Array]:
         raise InvalidInputError(
             "the run was without privacy: there is no budget left to plan with"
         )
-    # The largest mu that an epsilon allows: never less than what was spent.
+    # The largest mu that an epsilon allows: never less than the true mu.
     # A round's epsilons are at its plan's delta.
     mu = GDP.mu_from_epsilon(np.maximum(epsilon, 1e-12), run.plan.delta) * (1 + 1e-9)
     return np.maximum(mu, run.plan.prior_mu), cost
 
 
-def _who_can_pay(before: Plan, prices: Prices, left: Array) -> NDArray[np.bool_]:
-    one = prices.run_cost(rounds=1, tau=1, batch_size=before.batch_size)
-    return np.broadcast_to(one, left.shape) <= left
+def _can_pay(before: Plan, prices: Prices, remaining: Array) -> NDArray[np.bool_]:
+    cost = prices.run_cost(rounds=1, tau=1, batch_size=before.batch_size)
+    return np.broadcast_to(cost, remaining.shape) <= remaining
 
 
 def _rest(
-    problem: Problem, run: Run, spent_mu: Array, here: NDArray[np.bool_]
+    problem: Problem, run: Run, spent_mu: Array, active: NDArray[np.bool_]
 ) -> Problem:
-    """Return what is left to learn, by the devices that are still here."""
+    """Return the remaining problem of the active devices."""
     spectrum, before = Spectrum.of(problem), run.plan
     schedule = Schedule(
         tau=np.array([float(before.tau)]),
@@ -181,37 +184,39 @@ def _rest(
         momentum=np.array([before.momentum]),
     )
     remaining = float(respond(spectrum, schedule, variance=1.0).remaining[0])
-    left = np.clip(remaining / np.sum(spectrum.count * spectrum.gap), _LEAST_LEFT, 1)
+    share = np.clip(
+        remaining / np.sum(spectrum.count * spectrum.gap), _MIN_REMAINING, 1
+    )
     constants = {
-        # What measuring them cost is part of what was spent.
+        # The privacy cost of measuring them is part of spent_mu.
         name: Constant(value=constant.value, source="assumed", note="measured before")
         if constant.source == "measured privately"
         else constant
         for name, constant in problem.overrides.items()
     }
     constants["learnable_share"] = Constant(
-        value=problem["learnable_share"] * float(left),
+        value=problem["learnable_share"] * float(share),
         source="assumed",
-        note=f"what {len(run.rounds)} rounds have left of it",
+        note=f"remaining after {len(run.rounds)} rounds",
     )
     return Problem(
-        num_samples=problem.num_samples[here],
+        num_samples=problem.num_samples[active],
         dim=problem.dim,
         loss=problem.model,
         dissimilarity=problem.dissimilarity,
         overrides=constants,
-        spent_mu=spent_mu[here],
+        spent_mu=spent_mu[active],
     )
 
 
-def _only(prices: Prices, here: NDArray[np.bool_]) -> Prices:
-    def some(value: PerDevice) -> PerDevice:
-        return value[here] if isinstance(value, np.ndarray) else value
+def _prices_of(prices: Prices, active: NDArray[np.bool_]) -> Prices:
+    def subset(value: PerDevice) -> PerDevice:
+        return value[active] if isinstance(value, np.ndarray) else value
 
     return Prices(
-        communication=some(prices.communication),
-        computation=some(prices.computation),
-        computation_per_sample=some(prices.computation_per_sample),
+        communication=subset(prices.communication),
+        computation=subset(prices.computation),
+        computation_per_sample=subset(prices.computation_per_sample),
     )
 
 
@@ -219,15 +224,15 @@ def _for_all(
     rest: Plan,
     before: Plan,
     problem: Problem,
-    here: NDArray[np.bool_],
+    active: NDArray[np.bool_],
     spent_mu: Array,
     delta: Array,
 ) -> Plan:
-    """Return the plan of those still here as one for all devices."""
+    """Extend the plan of the active devices to all devices."""
 
     def spread(values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
-        full = np.array(np.broadcast_to(others, here.shape), dtype=values.dtype)
-        full[here] = values
+        full = np.array(np.broadcast_to(others, active.shape), dtype=values.dtype)
+        full[active] = values
         return full
 
     last = None
@@ -242,8 +247,8 @@ def _for_all(
         weights=spread(rest.weights, np.zeros(1)),
         epsilon=spread(rest.epsilon, spent),
         delta=delta,
-        # Ledgers have counted the rounds so far themselves: told again, they would
-        # count them twice. Only what came before any run is told.
+        # The ledgers have already charged the rounds so far. Only the spending before
+        # any run is sent, or they would count the rounds twice.
         prior_mu=problem.prior_mu,
         prior_releases=tuple(sorted(problem.prior_releases)),
         cost=spread(rest.cost, np.zeros(1)),

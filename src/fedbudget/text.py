@@ -1,4 +1,4 @@
-"""Pieces of messages: values in one short line, and counts that agree with nouns."""
+"""Parts of messages: values on one short line, counts with their nouns."""
 
 import reprlib
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-LONGEST = 80  # characters of a value
-_PICTURE = reprlib.Repr()
-_PICTURE.maxlevel = 3
+MAX_LENGTH = 80  # characters of a value
+_REPR = reprlib.Repr()
+_REPR.maxlevel = 3
 
 
 def shown(value: Any) -> str:
@@ -18,9 +18,9 @@ def shown(value: Any) -> str:
     '[[[[...]]]]'
     """
     try:
-        line = " ".join(_PICTURE.repr(value).split())
-        return line if len(line) <= LONGEST else f"{line[: LONGEST - 4]} ..."
-    except ValueError:  # an integer of thousands of digits, which Python won't print
+        line = " ".join(_REPR.repr(value).split())
+        return line if len(line) <= MAX_LENGTH else f"{line[: MAX_LENGTH - 4]} ..."
+    except ValueError:  # Python does not print integers of thousands of digits
         return f"a very long {type(value).__name__}"
 
 
@@ -34,17 +34,17 @@ def counted(number: int, noun: str) -> str:
 
 
 def span(values: ArrayLike) -> str:
-    """Return the only value, or the least and the most.
+    """Return the only value, or the minimum and the maximum.
 
     >>> span([2, 2.0]), span([1, 2.5])
     ('2', '1 to 2.5')
     """
-    least, most = f"{np.min(values):.4g}", f"{np.max(values):.4g}"
-    return least if least == most else f"{least} to {most}"
+    low, high = f"{np.min(values):.4g}", f"{np.max(values):.4g}"
+    return low if low == high else f"{low} to {high}"
 
 
 def listed(names: list[str]) -> str:
-    """Return names as a list in words.
+    """Return quoted names, joined by "and".
 
     >>> listed(["low", "high"])
     "'low' and 'high'"

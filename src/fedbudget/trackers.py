@@ -1,11 +1,11 @@
-"""Rounds, epsilon and cost, sent to where people look at runs.
+"""Log rounds, epsilon and cost to an experiment tracker.
 
     tensorboard:FOLDER     event files
     mlflow, mlflow:URI     the tracking server or store that MLflow is set up for
     wandb, wandb:PROJECT   Weights & Biases; WANDB_MODE=offline keeps runs on disk
 
-Accuracies and losses are named not_private/...: they were read off private rows, and a
-tracker shows them to whoever may look at it.
+Accuracies and losses are named not_private/...: they were computed on private rows, and
+everybody with access to the tracker sees them.
 """
 
 import math
@@ -21,15 +21,15 @@ from fedbudget.record import Round, largest, to_row
 
 SPELLINGS = "tensorboard:FOLDER, mlflow, mlflow:URI, wandb or wandb:PROJECT"
 _PROJECT = "fedbudget"
-# Numbers of a plan, which trackers show beside a run.
-_FACTS = (
+# Attributes of a plan that trackers show as parameters of a run.
+_PARAMETERS = (
     *("tau", "rounds", "steps", "learning_rate", "momentum", "sampling"),
     *("planner", "accountant", "loss", "dim", "num_devices", "predicted_loss"),
 )
 
 
 class Tracker(Protocol):
-    """Takes every round of a run, as `train(on_round=...)` hands them out."""
+    """Logs every round of a run; pass it to `train(on_round=...)`."""
 
     def __call__(self, latest: Round) -> None:
         """Log one round."""
@@ -45,39 +45,39 @@ class Tracker(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End it, as failed where it failed."""
+        """End the run; it is marked as failed if an exception was raised."""
         ...
 
 
 def tracker(
     where: str, plan: Plan, *, device_names: Sequence[str] | None = None
 ) -> Tracker:
-    """Return a tracker; use it in a `with`, and hand it to `train(on_round=...)`.
+    """Return a tracker; use it in a `with`, and pass it to `train(on_round=...)`.
 
     Args:
         where: tensorboard:FOLDER, mlflow, mlflow:URI, wandb or wandb:PROJECT.
-        plan: What will be run; shown beside the run.
-        device_names: How devices are called there; by default 0, 1, ...
+        plan: The plan of the run; logged as parameters.
+        device_names: Names of the devices; by default 0, 1, ...
 
     Raises:
-        InvalidInputError: `where` is none of these.
+        InvalidInputError: `where` is not one of these.
         MissingExtraError: Its package is not installed.
     """
-    kind, _, place = where.partition(":")
+    kind, _, target = where.partition(":")
     names = tuple(device_names or map(str, range(plan.num_devices)))
-    if kind == "tensorboard" and place:
-        return TensorBoard(place, plan, names)
+    if kind == "tensorboard" and target:
+        return TensorBoard(target, plan, names)
     if kind == "mlflow":
-        return MLflow(place or None, plan, names)
+        return MLflow(target or None, plan, names)
     if kind == "wandb":
-        return WandB(place or _PROJECT, plan, names)
+        return WandB(target or _PROJECT, plan, names)
     raise InvalidInputError(f"tracker {where!r} is not known: write {SPELLINGS}")
 
 
 def scalars(latest: Round, device_names: Sequence[str]) -> dict[str, float]:
-    """Return the numbers of a round, each under its own name; unbounded ones left out.
+    """Return the numbers of a round by name, without unbounded ones.
 
-    Of more than 100 devices, the least, the median and the most that they spent.
+    For more than 100 devices: the minimum, the median and the maximum spending.
 
     >>> import numpy as np
     >>> spent = {"epsilon": np.array([0.5]), "cost": np.array([9.0])}
@@ -87,20 +87,20 @@ def scalars(latest: Round, device_names: Sequence[str]) -> dict[str, float]:
     numbers = {f"not_private/{k}": float(v) for k, v in latest.measured.items()}
     numbers |= {"steps": float(latest.steps), "answered": float(latest.answered)}
     for name, spent in (("epsilon", latest.epsilon), ("cost", latest.cost)):
-        held = to_row(spent)
-        if not isinstance(held, dict):
-            each = dict(zip(device_names, held, strict=True))
-            held = each | {"max": largest(spent)}
-        numbers |= {f"{name}/{k}": float(v) for k, v in held.items() if v is not None}
+        values = to_row(spent)
+        if not isinstance(values, dict):
+            by_name = dict(zip(device_names, values, strict=True))
+            values = by_name | {"max": largest(spent)}
+        numbers |= {f"{name}/{k}": float(v) for k, v in values.items() if v is not None}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def facts(plan: Plan) -> dict[str, Any]:
-    """Return what a tracker shows of a plan."""
-    found = {name: getattr(plan, name) for name in _FACTS}
+def parameters(plan: Plan) -> dict[str, Any]:
+    """Return the parameters of a run that a tracker shows."""
+    values = {name: getattr(plan, name) for name in _PARAMETERS}
     epsilon = float(plan.epsilon.max())
-    found["epsilon"] = epsilon if math.isfinite(epsilon) else "none"
-    return found | {"cost": float(plan.cost.max()), "privacy": str(plan.privacy)}
+    values["epsilon"] = epsilon if math.isfinite(epsilon) else "none"
+    return values | {"cost": float(plan.cost.max()), "privacy": str(plan.privacy)}
 
 
 class TensorBoard:
@@ -115,7 +115,7 @@ class TensorBoard:
     def __enter__(self) -> Self:
         with _named("tensorboard"):
             self._writer = self._new_writer(self._folder)
-            text = "\n".join(f"    {k}: {v}" for k, v in facts(self._plan).items())
+            text = "\n".join(f"    {k}: {v}" for k, v in parameters(self._plan).items())
             self._add(_text_summary("plan", text), step=0)
         return self
 
@@ -152,7 +152,7 @@ def _text_summary(tag: str, text: str) -> Any:
 
 
 class MLflow:
-    """A run in the experiment "fedbudget"; MLflow's own run of the moment is left."""
+    """A run in the experiment "fedbudget"; MLflow's active run is not changed."""
 
     def __init__(self, uri: str | None, plan: Plan, device_names: Sequence[str]):
         with needed("tracker 'mlflow'", "mlflow-skinny", "track"):
@@ -163,14 +163,14 @@ class MLflow:
     def __enter__(self) -> Self:
         with _named("mlflow"):
             self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
-            found = self._client.get_experiment_by_name(_PROJECT)
-            place = (
+            experiment = self._client.get_experiment_by_name(_PROJECT)
+            experiment_id = (
                 self._client.create_experiment(_PROJECT)
-                if found is None
-                else found.experiment_id
+                if experiment is None
+                else experiment.experiment_id
             )
-            self._run = self._client.create_run(place).info.run_id
-            for name, value in facts(self._plan).items():
+            self._run = self._client.create_run(experiment_id).info.run_id
+            for name, value in parameters(self._plan).items():
                 self._client.log_param(self._run, name, value)
         return self
 
@@ -179,7 +179,9 @@ class MLflow:
         with _named("mlflow"):
             now = int(1000 * time.time())  # milliseconds
             metrics = [
-                self._mlflow.entities.Metric(_plain(name), value, now, latest.number)
+                self._mlflow.entities.Metric(
+                    _mlflow_name(name), value, now, latest.number
+                )
                 for name, value in scalars(latest, self._names).items()
             ]
             self._client.log_batch(self._run, metrics=metrics)
@@ -190,13 +192,13 @@ class MLflow:
             self._client.set_terminated(self._run, status=status)
 
 
-def _plain(name: str) -> str:
-    """Return a name of letters that MLflow takes."""
+def _mlflow_name(name: str) -> str:
+    """Replace the characters that MLflow does not allow in a name."""
     return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)
 
 
 class WandB:
-    """A run in a project; nothing is uploaded where WANDB_MODE is offline."""
+    """A run in a project; nothing is uploaded if WANDB_MODE is offline."""
 
     def __init__(self, project: str, plan: Plan, device_names: Sequence[str]) -> None:
         with needed("tracker 'wandb'", "wandb", "track"):
@@ -207,7 +209,9 @@ class WandB:
     def __enter__(self) -> Self:
         with _named("wandb"):
             self._run = self._wandb.init(
-                project=self._project, config=facts(self._plan), reinit="create_new"
+                project=self._project,
+                config=parameters(self._plan),
+                reinit="create_new",
             )
         return self
 
@@ -223,12 +227,12 @@ class WandB:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Turn whatever a tracker's package raises into one line."""
+    """Turn any exception of a tracker's package into a one-line TrackingError."""
     try:
         yield
-    except Exception as error:  # each package raises errors of its own kind
-        said = " ".join(str(error).split())[:300]
+    except Exception as error:  # each package has its own exceptions
+        message = " ".join(str(error).split())[:300]
         raise TrackingError(
-            f"tracker {name!r} failed ({type(error).__name__}: {said}): mend it, or "
-            "train without it; a recorded run goes on where it stopped"
+            f"tracker {name!r} failed ({type(error).__name__}: {message}): fix it, or "
+            "train without it; a recorded run can be resumed"
         ) from error

@@ -1,9 +1,9 @@
 """The round loop: the same for simulated devices and for a real fleet.
 
-The four algorithms of the paper are settings of this one loop: a plan with tau = 1 is
+The four algorithms of the paper are settings of this loop: a plan with tau = 1 is
 DP-SGD, any other DP-PASGD; without noise (`Plan.without_privacy`) they are distributed
-SGD and PASGD. The server's momentum is post-processing of what devices released, and
-costs no privacy.
+SGD and PASGD. The server's momentum is post-processing of released models, and costs no
+privacy.
 """
 
 import os
@@ -22,44 +22,44 @@ from fedbudget.planning.advice import advice_of
 from fedbudget.planning.plans import NOT_PRIVATE
 from fedbudget.record import Record, Round
 
-# A model longer than this is of no use to anyone: the planner's steps, 10,000 of the
-# largest stable ones, do not get a tenth as far. A score is off by as much.
-FARTHEST = 1e7
+# Largest norm of a useful model; above it, a run has diverged. 10,000 of the planner's
+# largest stable steps stay below a tenth of it. Rows have norm 1: scores are as large.
+MAX_NORM = 1e7
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Order:
-    """What the server asks of every device in one round."""
+    """The server's order to every device in one round."""
 
     number: int  # of the round, from 1
     theta: Array  # the model to start from
     plan: Plan  # tau, learning rate, noise, batches, weights
-    state: State = field(default_factory=dict)  # what came with the last replies
-    steps_before: int = 0  # local steps of the runs that this one goes on from
+    state: State = field(default_factory=dict)  # from the last replies
+    steps_before: int = 0  # local steps of the runs that this one continues
 
     @property
     def first_step(self) -> int:
-        """Local steps that were taken before this round."""
+        """The number of local steps before this round."""
         return self.steps_before + (self.number - 1) * self.plan.tau
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replies:
-    """What came back from one round."""
+    """The result of one round."""
 
     theta: Array  # weighted mean of the answers, by the plan's weights
     answered: Bools  # shape (M,)
-    # Spent so far by each device, also by those that did not answer; at the plan's
-    # delta, whatever delta the device's own budget has.
+    # Spent so far by each device, whether it answered or not. Epsilon is at the plan's
+    # delta, even if the device's own budget has another delta.
     epsilon: Array
     cost: Array
     refused: Mapping[int, str] = field(default_factory=dict)  # device -> its reason
-    # What simulated devices keep between rounds; real ones keep it themselves.
+    # State of simulated devices between rounds; real devices store their own.
     state: State = field(default_factory=dict)
 
 
 class Devices(Protocol):
-    """The seam between the loop and whatever carries out its orders."""
+    """The devices of a run, simulated or real: they carry out the loop's orders."""
 
     @property
     def num_devices(self) -> int:
@@ -67,14 +67,14 @@ class Devices(Protocol):
         ...
 
     def begin(self, plan: Plan) -> None:
-        """Start a run of this plan, or take up again the one that was interrupted.
+        """Start a run of this plan, or resume the interrupted one.
 
-        What was spent before any run, by the plan, is counted. A fleet's coordinator
-        stores the run and offers it to its devices.
+        The plan's spending before any run is charged. A fleet's coordinator stores the
+        run and offers it to its devices.
 
         Raises:
             InvalidInputError: The plan does not fit the devices. Nothing has begun.
-            RecordError: The interrupted run is of another plan, or of other devices.
+            RecordError: The interrupted run has another plan or other devices.
         """
         ...
 
@@ -85,50 +85,50 @@ class Devices(Protocol):
 
 @runtime_checkable
 class Measures(Protocol):
-    """Devices whose rows the reader of a simulation sees; nothing here is private."""
+    """Simulated devices, whose rows can be evaluated; the results are not private."""
 
     def measure(self, theta: Array) -> dict[str, float]:
         """Return losses and accuracies of a model."""
         ...
 
     def measure_personal(self, theta: Array) -> dict[str, float]:
-        """Return those of the models that devices adapt to their own rows."""
+        """Return those of the personal models, adapted to each device's rows."""
         ...
 
 
 @runtime_checkable
-class KeptInMemory(Protocol):
-    """Devices that end with their process: the record must tell what they did.
+class InMemory(Protocol):
+    """Devices that live in this process: only the record can restore their state.
 
-    Real devices keep ledgers of their own, and a fleet's coordinator its file.
+    Real devices store their own ledgers, and a fleet's coordinator its own file.
     """
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What has to be the same for an interrupted run to go on: the seed, say."""
+        """Values that must be the same to resume a run, such as the seed."""
         ...
 
     @property
     def steps_taken(self) -> int:
-        """Local steps of the longest run so far, with those that it went on from."""
+        """Local steps of the longest run so far, with those of the runs before it."""
         ...
 
     def catch_up(self, order: Order) -> None:
-        """Charge the rounds before this order, which an interrupted run has done.
+        """Charge the rounds before this order, which the interrupted run has done.
 
-        Rounds that these very devices have done are charged already.
+        Rounds that these devices have done themselves are not charged again.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """What a run released, and what it cost."""
+    """The released model of a run, and its rounds."""
 
     theta: Array  # the released model
     rounds: list[Round]
     plan: Plan
-    steps: int = 0  # local steps so far, with those of the runs before
+    steps: int = 0  # local steps, with those of the runs before
 
     @property
     def measured(self) -> dict[str, float]:
@@ -137,9 +137,10 @@ class Run:
 
     @property
     def advice(self) -> str:
-        """One line where federating did not pay; without measurements, the plan's.
+        """One line if federating did not pay, else empty.
 
-        What a run measured with `personal=True` speaks; it is not private.
+        It is based on the measurements of a run with `personal=True`, which are not
+        private; without them, it is the plan's advice.
         """
         measured = advice_of(self.measured)
         return self.plan.advice if measured is None else measured
@@ -155,28 +156,27 @@ def train(
     stop: Callable[[Round], bool] | None = None,
     on_round: Callable[[Round], None] | None = None,
 ) -> Run:
-    """Run a plan to its end and return what it released.
+    """Run a plan to its end and return the released model.
 
     Args:
-        plan: What to do.
-        devices: Who does it: simulated, or a fleet.
-        record: A folder (or `Record`) for the plan, the rounds and the model. An
-            interrupted run that is started again with the same folder goes on where it
-            stopped, and ends with the same numbers; with other devices or another seed
-            it is refused.
-        personal: Whether every device is to adapt the released model to its own rows
-            at the end. It keeps the result: no message, no charge. What that brings is
-            measured beside the global model; simulated devices only, and not private.
-        after: A run to go on from, with its model and on the same devices: their
-            budgets are for both, and devices that did not take its steps are refused.
-            See `replan`.
-        stop: Called with every new round; the run ends early once it says so.
+        plan: The plan to run.
+        devices: The devices that run it: simulated, or a fleet.
+        record: A folder (or `Record`) for the plan, the rounds and the model. If it
+            holds an interrupted run, that run is resumed and ends with the same
+            numbers; other devices or another seed are refused.
+        personal: Whether every device adapts the released model to its own rows at
+            the end. The device keeps the result: no message, no charge. The personal
+            models are measured too; simulated devices only, and not private.
+        after: A run to continue, with its model and on the same devices. Their budgets
+            are for both runs; devices that did not take its steps are refused. See
+            `replan`.
+        stop: Called with every new round; the run ends early if it returns True.
         on_round: Called with every new round, to show progress.
 
     Raises:
         InvalidInputError: The plan does not fit the devices.
-        TrainingError: No device answered, or the model is no longer of any use; the
-            record keeps the rounds so far.
+        TrainingError: No device answered, or the model diverged; the record keeps the
+            rounds so far.
     """
     if devices.num_devices != plan.num_devices:
         raise InvalidInputError(
@@ -185,8 +185,8 @@ def train(
         )
     if personal and not isinstance(devices, Measures):
         raise InvalidInputError(
-            "personal=True measures personal models, and these devices keep theirs to "
-            "themselves: leave it out, or simulate the devices"
+            "personal=True measures personal models, which real devices do not send: "
+            "leave it out, or simulate the devices"
         )
     before = _steps_before(after, devices)
     devices.begin(plan)
@@ -223,13 +223,13 @@ def _started(
 ) -> tuple[Server, list[Round]]:
     """Return the server and the rounds of an interrupted run, or of a new one."""
     if folder is not None:
-        kept = devices if isinstance(devices, KeptInMemory) else None
-        same = {} if kept is None else kept.identity
+        in_memory = devices if isinstance(devices, InMemory) else None
+        same = {} if in_memory is None else in_memory.identity
         state, rounds = folder.open(plan, same=same | {"steps_before": before})
         if state is not None:
             server = Server.from_arrays(state)
-            if kept is not None:
-                kept.catch_up(_next_order(plan, server, before))
+            if in_memory is not None:
+                in_memory.catch_up(_next_order(plan, server, before))
             return server, rounds
     server = Server.start(plan.model.num_params(plan.dim))
     if after is not None:
@@ -238,17 +238,17 @@ def _started(
 
 
 def _steps_before(after: Run | None, devices: Devices) -> int:
-    """Return the steps of the run to go on from; these devices must have taken them."""
+    """Return the steps of the run to continue; these devices must have taken them."""
     if after is None:
         return 0
     if not isinstance(after, Run):
         raise InvalidInputError(
             f"after must be a Run, as train returns it, got a {type(after).__name__}"
         )
-    if isinstance(devices, KeptInMemory) and devices.steps_taken < after.steps:
+    if isinstance(devices, InMemory) and devices.steps_taken < after.steps:
         raise InvalidInputError(
-            f"the run to go on from took {after.steps} local steps, of which these "
-            f"devices have taken {devices.steps_taken}, and their ledgers know of no "
+            f"the run to continue took {after.steps} local steps, but these devices "
+            f"have taken only {devices.steps_taken}, and their ledgers charged no "
             "more: pass the devices that ran it, or run it on these first"
         )
     return after.steps
@@ -265,10 +265,10 @@ def _next_order(plan: Plan, server: Server, before: int) -> Order:
 
 
 def _one_round(plan: Plan, devices: Devices, server: Server, before: int) -> Replies:
-    """Let the devices carry out the next round, and the server take it over."""
+    """Run the next round on the devices, and update the server."""
     order = _next_order(plan, server, before)
     replies = devices.run_round(order)
-    # Answers that got lost may come next time; devices that refuse, refuse again.
+    # A silent device may answer the next round; one that refuses will refuse again.
     if replies.refused and not replies.answered.any():
         reasons = sorted(set(replies.refused.values()))
         raise TrainingError(
@@ -276,12 +276,12 @@ def _one_round(plan: Plan, devices: Devices, server: Server, before: int) -> Rep
         )
     server.update(replies.theta, momentum=plan.momentum)
     server.devices = replies.state
-    _check_use(server.theta, plan, order.number)
+    _check_divergence(server.theta, plan, order.number)
     return replies
 
 
 def _measured(devices: Devices, theta: Array, *, personal: bool) -> dict[str, float]:
-    """Return what the devices let the reader see of a model; a fleet, nothing."""
+    """Return the measurements of a model; empty for a fleet."""
     if not isinstance(devices, Measures):
         return {}
     measured = devices.measure(theta)
@@ -305,13 +305,13 @@ def _round(
     )
 
 
-def _check_use(theta: Array, plan: Plan, number: int) -> None:
-    """Stop a run that diverges, by what devices released alone: no row is read."""
+def _check_divergence(theta: Array, plan: Plan, number: int) -> None:
+    """Raise if the run diverged; only released values are read, no rows."""
     with np.errstate(over="ignore"):  # then it is infinite
         length = float(np.linalg.norm(theta))
-    if length <= FARTHEST:  # False for NaN as well
+    if length <= MAX_NORM:  # also False for NaN
         return
-    finite = f"{length:.3g} long, above {FARTHEST:g}," if length < np.inf else ""
+    finite = f"{length:.3g} long, above {MAX_NORM:g}," if length < np.inf else ""
     raise TrainingError(
         f"the model is {finite or 'no longer finite'} after round {number}: lower "
         f"learning_rate {plan.learning_rate:g} or momentum {plan.momentum:g}"

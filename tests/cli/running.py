@@ -12,7 +12,7 @@ from fedbudget.cli import main
 
 @dataclass(frozen=True)
 class Result:
-    """What a command left behind."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -20,7 +20,7 @@ class Result:
 
     @property
     def words(self) -> str:
-        """What was printed, wherever its lines were broken."""
+        """The output as one line, without its line breaks."""
         return " ".join(self.out.split())
 
 
@@ -34,7 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:
 
 
 def run_python(code: str, *arguments: str, **environment: str) -> Result:
-    """Run Python in a process of its own."""
+    """Run Python in a new process."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
@@ -48,7 +48,7 @@ def run_python(code: str, *arguments: str, **environment: str) -> Result:
 
 
 def assert_one_line(result: Result, *, code: int, says: tuple[str, ...]) -> None:
-    """A refusal is one line on stderr, nothing on stdout, and an exit code."""
+    """Check for one line on stderr, nothing on stdout, and the exit code."""
     assert (result.code, result.out) == (code, "")
     assert result.err.startswith("error: ")
     assert result.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Whatever is asked: one line that says what is wrong, and the right exit code."""
+"""Invalid input gives one line on stderr and the right exit code."""
 
 import json
 from dataclasses import replace
@@ -62,13 +62,13 @@ BUDGET = "--epsilon 4 --cost 1000"
         (f"{ADULT} {BUDGET} --num-devices 99999", 2, ("99999", "32561")),
         (f"{ADULT} {BUDGET} --seed -1", 2, ("seed", "-1")),
         (f"{ADULT} {BUDGET} --loss huber", 2, ("loss 'huber'", "logistic")),
-        (f"plan vehicle {BUDGET} --path no.mat", 2, ("no.mat", "not there")),
+        (f"plan vehicle {BUDGET} --path no.mat", 2, ("no.mat", "does not exist")),
         (f"plan magic {BUDGET}", 2, ("data 'magic'", "adult")),
         (f"plan no/file.csv {BUDGET} --label y", 2, ("no/file.csv",)),
         # What typer finds wrong.
         (f"{FLEET} --epsilon four --cost 1000", 2, ("--epsilon", "'four'", "--help")),
         (f"{FLEET} {BUDGET} --batch-size 1.5", 2, ("--batch-size", "'1.5'", "--help")),
-        ("plan no.toml", 2, ("config 'no.toml' is not there", "fedbudget init")),
+        ("plan no.toml", 2, ("config 'no.toml' does not exist", "fedbudget init")),
         (f"ledger show {__file__}", 1, (__file__, "ledger.sqlite")),
         (f"{FLEET} --cost 1000", 2, ("--epsilon", "fedbudget plan --help")),
         (f"{FLEET} --epsilon 4", 2, ("--cost", "fedbudget plan --help")),

@@ -1,4 +1,4 @@
-"""Own data: `fedbudget init`, and commands that take a fedbudget.toml."""
+"""`fedbudget init`, and commands that read a fedbudget.toml."""
 
 import json
 import tomllib
@@ -99,17 +99,17 @@ def test_devices_set_budgets_of_their_own(
     own += "s4 = { communication = 40 }\n"
     config.write_text(config.read_text() + own)
     result = run(capsys, "plan", "fedbudget.toml", "--json", "--epsilon", "3")
-    found = json.loads(result.out)
-    assert found["epsilon"][1] == pytest.approx(1.5)  # whatever the command line says
-    assert found["epsilon"][0] == pytest.approx(3)
-    assert found["cost"][1] <= 450
-    assert found["cost"][4] < found["cost"][0]
+    printed = json.loads(result.out)
+    assert printed["epsilon"][1] == pytest.approx(1.5)  # overrides the command line
+    assert printed["epsilon"][0] == pytest.approx(3)
+    assert printed["cost"][1] <= 450
+    assert printed["cost"][4] < printed["cost"][0]
     result = run(capsys, "train", "fedbudget.toml", "--json")
     assert (result.code, result.err) == (0, "")
     assert json.loads(result.out)["epsilon"][1] == pytest.approx(1.5)
     for command in ("frontier", "sweep"):
         result = run(capsys, command, "fedbudget.toml")
-        assert_one_line(result, code=2, says=("devices", f"{command} cannot honour"))
+        assert_one_line(result, code=2, says=("devices", f"{command} does not support"))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_devices_set_budgets_of_their_own(
         ("[devices.s1]\nepsilom = 1", ("devices.s1", "'epsilom'", "mean 'epsilon'")),
         ("[devices.s1]\nepsilon = 0", ("devices.s1", "epsilon 0", "above 0")),
         ("[devices.s1]\ncost = true", ("devices.s1", "cost True")),
-        ("[devices.s1]\ncomputation = -1", ("devices.s1", "zero or more")),
+        ("[devices.s1]\ncomputation = -1", ("devices.s1", "of at least 0")),
         ("[devices]\ns1 = 3", ("line 54, devices.s1", "section of its own")),
     ],
 )
@@ -138,8 +138,8 @@ def test_other_commands_leave_the_options_of_train_alone(
     capsys: pytest.CaptureFixture[str], config: Path
 ) -> None:
     config.write_text(config.read_text().replace('# out = "runs', 'out = "runs'))
-    asked = ("--epsilons", "4", "--costs", "500", "--seeds", "1", "--json")
-    result = run(capsys, "sweep", "fedbudget.toml", *asked)
+    options = ("--epsilons", "4", "--costs", "500", "--seeds", "1", "--json")
+    result = run(capsys, "sweep", "fedbudget.toml", *options)
     assert (result.code, result.err) == (0, "")
     assert json.loads(result.out)["table"] is None
     assert not Path("runs").exists()
@@ -160,8 +160,8 @@ def test_bounds_that_nobody_has_replaced_warn_in_every_command(
 ) -> None:
     config.write_text(config.read_text().replace("bounds = true", "bounds = false"))
     for command in ("plan", "train", "frontier"):
-        more = ("--costs", "500") if command == "frontier" else ()
-        result = run(capsys, command, "fedbudget.toml", *more)
+        options = ("--costs", "500") if command == "frontier" else ()
+        result = run(capsys, command, "fedbudget.toml", *options)
         assert result.code == 0
         assert "NOT PRIVATE: fedbudget.toml, line 13, data.public_bounds" in result.err
 
@@ -304,10 +304,18 @@ def test_gaps_identifiers_and_partitions(
     path, out = tmp_path / "t.csv", tmp_path / "c.toml"
     rows = [f"{i % 9 if i else ''},name {i},{i % 2}" for i in range(20_000)]
     path.write_text("volts,who,alarm\n" + "\n".join(rows))
-    asked = (str(path), "--label", "alarm", "--partition", "iid:1", "--out", str(out))
-    result = run(capsys, "init", *asked)
+    arguments = (
+        str(path),
+        "--label",
+        "alarm",
+        "--partition",
+        "iid:1",
+        "--out",
+        str(out),
+    )
+    result = run(capsys, "init", *arguments)
     assert_one_line(result, code=2, says=("'who'", "20000 distinct texts"))
-    result = run(capsys, "init", *asked, "--drop", "who")
+    result = run(capsys, "init", *arguments, "--drop", "who")
     assert result.code == 0
     assert "1 row has an empty cell and is left out" in result.words
     plain = tomllib.loads(out.read_text())
@@ -319,7 +327,7 @@ def test_gaps_identifiers_and_partitions(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (COLUMNS, 1, ("fedbudget.toml is already there", "--force")),
+        (COLUMNS, 1, ("fedbudget.toml already exists", "--force")),
         (("--label", "alarm"), 2, ("either --device", "--partition")),
         ((*COLUMNS, "--out", "/proc/x.toml"), 1, ("cannot write /proc/x.toml",)),
         ((*COLUMNS, "--out", "n.toml", "--drop", "nix"), 2, ("'nix'",)),
@@ -339,7 +347,9 @@ def test_init_refuses(
 
 
 def test_a_file_that_cannot_be_read() -> None:
-    with pytest.raises(DataError, match=r"nothing.toml' is not there: check the path"):
+    with pytest.raises(
+        DataError, match=r"nothing.toml' does not exist: check the path"
+    ):
         read_config("/proc/nothing.toml")
     with pytest.raises(DataError, match=r"'/proc' cannot be read, Is a directory"):
         read_config("/proc")

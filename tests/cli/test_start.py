@@ -55,21 +55,21 @@ def test_no_command_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 COMMANDS = {
-    name: found
-    for name, found in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
-    if not hasattr(found, "commands")  # a group has none of its own options
+    name: command
+    for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    if not hasattr(command, "commands")  # a group has none of its own options
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_help_and_a_default(command: str) -> None:
-    found = COMMANDS[command]
-    assert found.help
-    for option in found.params:
+    parsed = COMMANDS[command]
+    assert parsed.help
+    for option in parsed.params:
         assert option.help, option.name
         flag = getattr(option, "is_flag", False)
-        told = option.show_default or option.required or flag
-        assert told or any(
+        stated = option.show_default or option.required or flag
+        assert stated or any(
             word in option.help for word in ("Default", "Required", "Leave it out")
         ), option.name
 
@@ -122,17 +122,17 @@ def test_help_shows_flags_without_a_value(
 
 
 def test_shells_can_complete() -> None:
-    asked = {"COMP_WORDS": "fedbudget plan --eps", "COMP_CWORD": "2"}
-    result = run_python(COMMAND, _FEDBUDGET_COMPLETE="complete_bash", **asked)
+    words = {"COMP_WORDS": "fedbudget plan --eps", "COMP_CWORD": "2"}
+    result = run_python(COMMAND, _FEDBUDGET_COMPLETE="complete_bash", **words)
     assert result.out.split() == ["--epsilon"]
 
 
 def test_metavars_name_what_the_library_knows() -> None:
     group = typer.main.get_command(app)
-    found = {p.name: p for p in group.commands["plan"].params}  # type: ignore[attr-defined]
-    assert found["planner"].metavar.split("|") == list(PLANNERS)
-    assert set(found["accountant"].metavar.split("|")) == set(ACCOUNTANTS)
-    assert found["weights"].metavar.split("|") == list(WEIGHTS)
+    options = {p.name: p for p in group.commands["plan"].params}  # type: ignore[attr-defined]
+    assert options["planner"].metavar.split("|") == list(PLANNERS)
+    assert set(options["accountant"].metavar.split("|")) == set(ACCOUNTANTS)
+    assert options["weights"].metavar.split("|") == list(WEIGHTS)
 
 
 def test_no_colour_in_pipes() -> None:
@@ -159,8 +159,8 @@ def test_ctrl_c_leaves_without_a_traceback() -> None:
     endless = ("frontier", "--samples", "64x1000000", "--dim", "10")
     started = (
         "import fedbudget; begin = fedbudget.frontier\n"
-        "def told(*a, **k): print('begun', flush=True); return begin(*a, **k)\n"
-        f"fedbudget.frontier = told; {COMMAND}"
+        "def announced(*a, **k): print('begun', flush=True); return begin(*a, **k)\n"
+        f"fedbudget.frontier = announced; {COMMAND}"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", started, *endless],
@@ -223,7 +223,7 @@ def test_progress_shows_only_after_a_while(
     with output.progress("quick") as advance:
         advance()
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(output, "PATIENCE", 0.01)
+    monkeypatch.setattr(output, "PROGRESS_DELAY", 0.01)
     with output.progress("slow", total=2) as advance:
         advance()
         deadline = time.monotonic() + 30

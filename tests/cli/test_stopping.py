@@ -1,4 +1,4 @@
-"""A run that is stopped, killed or out of room goes on to the same numbers."""
+"""A run that is stopped, killed or out of disk space resumes to the same numbers."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.cli.running import Result, assert_one_line, run_python
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals differ")
 
 COMMAND = "from fedbudget.cli import main; main()"
-# Small steps on unlike devices that talk for free: a round for each step they can pay.
+# Small steps, heterogeneous devices and free communication: rounds of one step.
 MANY_ROUNDS = (
     *("--epsilon", "50", "--cost", "300", "--learning-rate", "0.01"),
     *("--communication-price", "0", "--dissimilarity", "10"),
@@ -37,7 +37,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def whole(arguments: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing interrupted."""
+    """The folder of an uninterrupted run."""
     out = tmp_path_factory.mktemp("whole") / "run"
     result = train(arguments, out)
     assert (result.code, result.err) == (0, "")
@@ -55,12 +55,12 @@ def stopped(
     return out
 
 
-def train(arguments: tuple[str, ...], out: Path, *more: str) -> Result:
-    """Run the command here: only what a signal ends needs a process of its own."""
+def train(arguments: tuple[str, ...], out: Path, *options: str) -> Result:
+    """Run the command in this process; only a signal needs another process."""
     shown, err = StringIO(), StringIO()
     with redirect_stdout(shown), redirect_stderr(err):
         with pytest.raises(SystemExit) as stop:
-            main([*arguments, "--out", str(out), "--json", *more])
+            main([*arguments, "--out", str(out), "--json", *options])
     assert isinstance(stop.value.code, int)
     return Result(stop.value.code, shown.getvalue(), err.getvalue())
 
@@ -68,7 +68,7 @@ def train(arguments: tuple[str, ...], out: Path, *more: str) -> Result:
 def interrupt(arguments: tuple[str, ...], out: Path, how: signal.Signals) -> Result:
     """Start a run and send it a signal after a few rounds.
 
-    Where the machine is busy the run may be over by then: it is started once more.
+    On a busy machine the run may end before that: it is then started again.
     """
     for _ in range(5):
         result = _interrupt_once(arguments, out, how)
@@ -102,13 +102,13 @@ def rounds(out: Path) -> list[str]:
 
 def theta(out: Path) -> list[float]:
     with np.load(out / "model.npz") as model:
-        found: list[float] = model["theta"].tolist()
-    return found
+        values: list[float] = model["theta"].tolist()
+    return values
 
 
-def assert_same(found: Path, whole: Path) -> None:
-    assert theta(found) == theta(whole)
-    assert rounds(found) == rounds(whole)
+def assert_same(folder: Path, whole: Path) -> None:
+    assert theta(folder) == theta(whole)
+    assert rounds(folder) == rounds(whole)
 
 
 def test_ctrl_c_leaves_a_folder_that_goes_on(
@@ -120,7 +120,7 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(
         done = int(state["rounds_done"])
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err.lstrip() == (
-        f"stopped after round {done}; run the same command to go on\n"
+        f"stopped after round {done}; run the same command to continue\n"
     )
     again = run_python(COMMAND, *arguments, "--out", str(out), "--json")
     assert (again.code, again.err) == (0, "")
@@ -165,11 +165,11 @@ def test_ctrl_c_inside_llvm_is_held_back() -> None:
         "def callback():\n    signal.raise_signal(signal.SIGINT)\n    return 'whole'",
         inside,
     )
-    found = []
+    results = []
     with pytest.raises(KeyboardInterrupt), ctrl_c_outside_llvm():
-        found.append(inside["callback"]())
+        results.append(inside["callback"]())
         time.sleep(30)
-    assert found == ["whole"]
+    assert results == ["whole"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -181,7 +181,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
     shutil.copytree(stopped, out)
     partial = out / ".state.npz.partial"
     partial.unlink(missing_ok=True)
-    partial.symlink_to("/dev/full")  # every write to it finds the disk full
+    partial.symlink_to("/dev/full")  # every write fails: disk full
     full = train(arguments, out)
     assert_one_line(full, code=1, says=(str(out), "No space left", "resumed"))
     assert not partial.is_symlink()  # removed
@@ -225,7 +225,7 @@ def test_a_finished_folder_is_not_touched(
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("options", "says"),
     [
         (("--seed", "1"), "run"),  # other rows for training, hence another plan or data
         (("--epsilon", "40"), "another plan"),
@@ -235,10 +235,10 @@ def test_a_finished_folder_is_not_touched(
     ],
 )
 def test_a_folder_of_another_run_is_not_touched(
-    arguments: tuple[str, ...], stopped: Path, more: tuple[str, ...], says: str
+    arguments: tuple[str, ...], stopped: Path, options: tuple[str, ...], says: str
 ) -> None:
     before = {path: path.read_bytes() for path in stopped.iterdir()}
-    result = train(arguments, stopped, *more)
+    result = train(arguments, stopped, *options)
     line = result.err.splitlines(keepends=True)[-1]  # after the one on --no-privacy
     assert_one_line(
         Result(result.code, result.out, line), code=1, says=(str(stopped), says)

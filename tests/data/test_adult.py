@@ -7,7 +7,7 @@ from fedbudget.data import Dataset, load
 from fedbudget.data.adult import SCHEMA, load_adult
 from fedbudget.errors import InvalidInputError
 
-# Rows per education in the 32,561 rows, as the data set's documents count them.
+# Rows per education in the 32,561 rows, from the data set's documentation.
 EDUCATION = {
     "HS-grad": 10_501,
     "Some-college": 7_291,
@@ -38,8 +38,8 @@ def by_education() -> Dataset:
 
 
 def test_the_devices_of_adult_1_are_the_education_levels(by_education: Dataset) -> None:
-    found = dict(zip(by_education.device_names, sizes(by_education), strict=True))
-    assert found == EDUCATION
+    counts = dict(zip(by_education.device_names, sizes(by_education), strict=True))
+    assert counts == EDUCATION
     assert by_education.dissimilarity == "strong"
     assert not by_education.synthetic
     assert np.array_equal(
@@ -95,7 +95,7 @@ def test_both_files_have_48842_rows() -> None:
 
 
 @pytest.mark.parametrize("split", ["by-education", "iid"])
-def test_loading_is_decided_by_the_seed(split: str) -> None:
+def test_the_seed_determines_the_rows(split: str) -> None:
     first, same, other = (load("adult", split=split, seed=s) for s in (1, 1, 2))
     assert isinstance(first.train.x, csr_array)
     assert isinstance(same.train.x, csr_array)
@@ -108,15 +108,15 @@ def test_loading_is_decided_by_the_seed(split: str) -> None:
     ("by-education", 0.85, 0.90),
     ("iid", 0.815, 0.845),
 ])  # fmt: skip
-def test_logistic_regression_without_privacy_does_as_well_as_known(
+def test_logistic_regression_without_privacy_has_the_published_accuracy(
     split: str, low: float, high: float
 ) -> None:
     data = load("adult", split=split)
     model = LogisticRegression(C=10, max_iter=300).fit(data.train.x, data.train.y)
-    right = model.predict(data.test.x) == data.test.y
-    per_device = np.add.reduceat(right, data.test.offsets[:-1]) / data.test.sizes
+    correct = model.predict(data.test.x) == data.test.y
+    per_device = np.add.reduceat(correct, data.test.offsets[:-1]) / data.test.sizes
     assert low < per_device.mean() < high
-    assert 0.815 < right.mean() < 0.845
+    assert 0.815 < correct.mean() < 0.845
 
 
 def test_refusals() -> None:

@@ -34,15 +34,15 @@ def test_numbers_become_categories_and_empty_cells_stay_empty() -> None:
     assert coded.codes.tolist() == [2, -1, 0, 2, 1]
 
 
-def test_dropping_rows_drops_the_values_that_only_they_held() -> None:
-    kept = keep_rows(
+def test_dropping_rows_drops_values_that_no_longer_occur() -> None:
+    column = keep_rows(
         as_column(["c", "a", None, "b"]), np.array([True, False, True, True])
     )
-    assert isinstance(kept, Coded)
-    assert (kept.values, kept.codes.tolist()) == (("b", "c"), [1, -1, 0])
+    assert isinstance(column, Coded)
+    assert (column.values, column.codes.tolist()) == (("b", "c"), [1, -1, 0])
 
 
-def test_a_wrong_name_is_refused_with_the_near_ones() -> None:
+def test_an_unknown_name_is_refused_with_similar_ones() -> None:
     names = [f"sensor_{j}" for j in range(20)]
     with pytest.raises(
         DataError, match=r"'sensr_7' .* \.\.\.: did you mean 'sensor_7'"

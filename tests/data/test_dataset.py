@@ -5,7 +5,7 @@ from scipy.sparse import csr_array
 
 import fedbudget as fb
 from fedbudget.data import Dataset, Part
-from fedbudget.data.dataset import hold_out, only, split_rows
+from fedbudget.data.dataset import hold_out, select_devices, split_rows
 from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.simulation.measuring import measure
 from fedbudget.simulation.personal import fit, measure_personal
@@ -97,14 +97,14 @@ def test_parts_and_data_sets_that_do_not_fit_together_are_refused() -> None:
         Part(x=x, y=np.zeros(2), offsets=np.array([0, 3]))
     with pytest.raises(DataError, match="y holds nan in row 1"):
         Part(x=x, y=np.array([0, np.nan]), offsets=np.array([0, 2]))
-    with pytest.raises(DataError, match="never fall"):
+    with pytest.raises(DataError, match="not decrease"):
         Part(x=x, y=np.zeros(2), offsets=np.array([0, 3, 2]))
     part = Part(x=x, y=np.zeros(2), offsets=np.array([0, 2]))
     with pytest.raises(
-        InvalidInputError, match=r"device 1 is not there: choose 0 \.\. 0"
+        InvalidInputError, match=r"device 1 does not exist: choose 0 \.\. 0"
     ):
         part.device(1)
-    with pytest.raises(DataError, match="1 device and 1 column, the names say 2 and 1"):
+    with pytest.raises(DataError, match=r"1 device and 1 column, .* names for 2 and 1"):
         Dataset(
             name="toy",
             train=part,
@@ -117,7 +117,7 @@ def test_parts_and_data_sets_that_do_not_fit_together_are_refused() -> None:
         )
 
 
-def test_one_line_says_what_it_is_and_that_it_is_synthetic() -> None:
+def test_one_line_describes_a_data_set_and_marks_synthetic_data() -> None:
     assert str(make(2)) == (
         "toy: 2 devices, 40 rows (32 train, 4 validation, 4 test), 3 columns, "
         "2 classes, dissimilarity mild"
@@ -125,7 +125,7 @@ def test_one_line_says_what_it_is_and_that_it_is_synthetic() -> None:
     assert "SYNTHETIC" in str(make(2, synthetic=True))
     part = Part(x=np.zeros((1, 1)), y=np.zeros(1), offsets=np.array([0, 1]))
     none = Part(x=np.zeros((0, 1)), y=np.zeros(0), offsets=np.array([0, 0]))
-    alone = Dataset(
+    single = Dataset(
         name="toy",
         train=part,
         validation=none,
@@ -135,67 +135,68 @@ def test_one_line_says_what_it_is_and_that_it_is_synthetic() -> None:
         classes=None,
         dissimilarity="iid",
     )
-    assert "1 device, 1 row (1 train, 0 validation, 0 test), 1 column, " in str(alone)
+    assert "1 device, 1 row (1 train, 0 validation, 0 test), 1 column, " in str(single)
     assert "regression" in repr(make(None))
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "usual", "misfit"),
+    ("num_classes", "default", "unfit"),
     [(2, "logistic", "huber"), (4, "softmax", "hinge"), (None, "huber", "logistic")],
 )
 def test_a_problem_is_the_public_shape(
-    num_classes: int | None, usual: str, misfit: str
+    num_classes: int | None, default: str, unfit: str
 ) -> None:
     data = make(num_classes)
     problem = data.problem(l2=0.1)
     assert problem.num_samples.tolist() == [16, 16] == data.num_samples.tolist()
     assert (problem.dim, problem.dissimilarity) == (3, "mild")
-    assert problem.model.name == usual
+    assert problem.model.name == default
     assert problem.model.l2 == 0.1
     assert data.problem(dissimilarity="strong").dissimilarity == "strong"
-    with pytest.raises(InvalidInputError, match=f"use .*{usual}"):
-        data.problem(loss=misfit)
+    with pytest.raises(InvalidInputError, match=f"use .*{default}"):
+        data.problem(loss=unfit)
 
 
 DATA = small_data(devices=6, rows=30)
 
 
 def test_every_device_is_on_one_side_with_all_its_rows() -> None:
-    there, late = hold_out(DATA, count=2, seed=1)
-    assert sorted(there.device_names + late.device_names) == list("012345")
-    for side in (there, late):
-        for place, name in enumerate(side.device_names):
+    remaining, held_out = hold_out(DATA, count=2, seed=1)
+    assert sorted(remaining.device_names + held_out.device_names) == list("012345")
+    for side in (remaining, held_out):
+        for index, name in enumerate(side.device_names):
             for part in ("train", "validation", "test"):
-                mine = getattr(side, part).device(place)
-                whole = getattr(DATA, part).device(int(name))
-                assert (mine[0] == whole[0]).all() and (mine[1] == whole[1]).all()
+                x, y = getattr(side, part).device(index)
+                original = getattr(DATA, part).device(int(name))
+                assert (x == original[0]).all() and (y == original[1]).all()
     again = hold_out(DATA, count=2, seed=1)
-    assert again[1].device_names == late.device_names
+    assert again[1].device_names == held_out.device_names
     assert {hold_out(DATA, count=2, seed=s)[1].device_names for s in range(9)} > {
-        late.device_names
+        held_out.device_names
     }
 
 
 def test_sparse_rows_and_any_order() -> None:
     adult = fb.load("adult", split="iid")
-    few = only(adult, [5, 2])
-    assert few.num_samples.tolist() == [1628, 1628]
-    assert (few.train.device(1)[0] != adult.train.device(2)[0]).nnz == 0  # type: ignore[union-attr]
+    selected = select_devices(adult, [5, 2])
+    assert selected.num_samples.tolist() == [1628, 1628]
+    assert (selected.train.device(1)[0] != adult.train.device(2)[0]).nnz == 0  # type: ignore[union-attr]
 
 
-def test_somebody_has_to_train() -> None:
+def test_one_device_must_train() -> None:
     with pytest.raises(fb.InvalidInputError, match="hold out at most 5"):
         hold_out(DATA, count=6)
     with pytest.raises(fb.InvalidInputError, match="device 7"):
-        only(DATA, [7])
+        select_devices(DATA, [7])
 
 
-def test_newcomers_find_a_model_better_than_their_own() -> None:
+def test_held_out_devices_gain_from_the_common_model() -> None:
     data = small_data(devices=12, rows=24, dim=8)
-    there, late = hold_out(data, count=4)
+    remaining, held_out = hold_out(data, count=4)
     loss = data.problem().model
-    theta = fit(loss, there.train.x, there.train.y, strength=1e-3)
-    found = measure_personal(late, loss, theta)
-    assert measure(late, loss, theta)["test_loss"] < found["alone_test_loss"]
-    assert found["personal_test_loss"] < found["alone_test_loss"]
-    assert np.isfinite(list(found.values())).all()
+    theta = fit(loss, remaining.train.x, remaining.train.y, strength=1e-3)
+    measured = measure_personal(held_out, loss, theta)
+    common = measure(held_out, loss, theta)
+    assert common["test_loss"] < measured["alone_test_loss"]
+    assert measured["personal_test_loss"] < measured["alone_test_loss"]
+    assert np.isfinite(list(measured.values())).all()

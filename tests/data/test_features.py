@@ -1,4 +1,4 @@
-"""A category is the same one wherever it comes from: file or frame, text or number."""
+"""Categories do not depend on the source: file or frame, text or number."""
 
 import decimal
 from collections.abc import Callable
@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from fedbudget.data import Categorical, Dataset, Numeric, Schema, from_table
-from fedbudget.data.columns import as_coded, reading, spelt
+from fedbudget.data.columns import as_coded, canonical, category_text
 from fedbudget.errors import DataError
 from tests.data.examples import inferred
 
-N = 40  # rows of every table here
+N = 40  # rows of every table
 
 
 def csv(cells: list[Any], path: Path) -> Any:
@@ -55,7 +55,7 @@ def described(values: Any, **options: Any) -> Schema:
 
 
 def counts(data: Dataset) -> list[int]:
-    """How many rows have each category."""
+    """Return the number of rows of each category."""
     parts = (data.train, data.validation, data.test)
     return [
         int(c) for c in np.sum([np.asarray(p.x > 0).sum(axis=0) for p in parts], axis=0)
@@ -64,7 +64,7 @@ def counts(data: Dataset) -> list[int]:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(
-    ("values", "cells", "times"),
+    ("values", "cells", "expected"),
     [
         (["01", "02", "NA"], ["01", "02", "NA", "01"], [2, 1, 1]),
         (["1", "01", "001"], ["1", "001", "01", "1"], [2, 1, 1]),
@@ -90,13 +90,13 @@ def test_every_source_finds_the_listed_value(
     source: str,
     values: list[Any],
     cells: list[Any],
-    times: list[int],
+    expected: list[int],
     tmp_path: Path,
 ) -> None:
     table = SOURCES[source](cells * (N // 4), tmp_path)
     schema = described(values, other="ignore")  # a miss would be silent
     data = from_table(table, label="y", device="d", schema=schema)
-    assert counts(data) == [N // 4 * count for count in times]
+    assert counts(data) == [N // 4 * count for count in expected]
 
 
 def test_float32_cells_are_the_numbers_they_show() -> None:
@@ -123,8 +123,10 @@ def test_an_empty_cell_of_a_file_stays_empty(tmp_path: Path) -> None:
     assert counts(data) == [1, 1, 4]
     data = from_table(path, schema=described(["DE"], missing="DE"), **options)
     assert counts(data) == [6]  # not listed, so NA is an empty cell as well
-    kept = from_table(path, missing="drop", schema=described(["DE", "NA"]), **options)
-    assert counts(kept) == [1, 1]
+    complete = from_table(
+        path, missing="drop", schema=described(["DE", "NA"]), **options
+    )
+    assert counts(complete) == [1, 1]
 
 
 def test_an_unlisted_value_is_still_refused(tmp_path: Path) -> None:
@@ -139,8 +141,8 @@ def test_large_whole_numbers_are_three_classes(source: str, tmp_path: Path) -> N
     labels = (2**53 + np.arange(N) % 3).tolist()
     classes = tuple(str(2**53 + j) for j in range(3))
     table = SOURCES[source](labels, tmp_path)
-    drawn: dict[str, Any] = {"label": "k", "device": "d"}
-    data = inferred(table, **drawn)
+    options: dict[str, Any] = {"label": "k", "device": "d"}
+    data = inferred(table, **options)
     assert data.classes == classes
     assert sorted(np.unique(data.train.y)) == [0, 1, 2]
     schema = Schema.from_dict(
@@ -149,7 +151,7 @@ def test_large_whole_numbers_are_three_classes(source: str, tmp_path: Path) -> N
             "features": {"y": {"values": ["a", "b"]}},
         }
     )
-    again = from_table(table, schema=schema, **drawn)
+    again = from_table(table, schema=schema, **options)
     assert np.array_equal(again.train.y, data.train.y)
     assert schema.encode_label(np.array(labels)).tolist() == [j % 3 for j in range(N)]
     assert schema.encode_label(labels).tolist() == [j % 3 for j in range(N)]
@@ -168,7 +170,7 @@ def test_devices_of_a_file_keep_their_names(tmp_path: Path) -> None:
 
     def names(ids: list[str]) -> tuple[str, ...]:
         path = tmp_path / "t.csv"
-        lines = [f"{who},0.5,a" for who in ids]
+        lines = [f"{device},0.5,a" for device in ids]
         path.write_text("\n".join(["d,v,y", *lines]) + "\n")
         return from_table(path, label="y", device="d", schema=schema).device_names
 
@@ -192,7 +194,7 @@ def test_a_device_may_be_a_numeric_feature_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_label_may_say_what_an_empty_cell_means(source: str, tmp_path: Path) -> None:
+def test_a_label_may_have_a_value_for_empty_cells(source: str, tmp_path: Path) -> None:
     table = SOURCES[source](["no", None, "yes", None] * (N // 4), tmp_path)
     plain: dict[str, Any] = {
         "label": {"name": "k", "values": ["no", "yes"], "missing": "no"},
@@ -203,7 +205,7 @@ def test_a_label_may_say_what_an_empty_cell_means(source: str, tmp_path: Path) -
     assert sum(int(p.y.sum()) for p in parts) == N // 4
 
 
-def test_texts_read_alike_only_if_they_are_one_number_or_truth_value() -> None:
+def test_only_equal_numbers_and_truth_values_have_one_canonical_form() -> None:
     same = [
         ("1", "1.0"),
         ("-0", "0"),
@@ -211,8 +213,8 @@ def test_texts_read_alike_only_if_they_are_one_number_or_truth_value() -> None:
         (".5", "0.50"),
         ("TRUE", "true"),
     ]
-    assert all(reading(a) == reading(b) for a, b in same)
-    unlike = [
+    assert all(canonical(a) == canonical(b) for a, b in same)
+    different = [
         ("1", "-1"),
         ("1", "true"),
         ("1", "1x"),
@@ -223,6 +225,6 @@ def test_texts_read_alike_only_if_they_are_one_number_or_truth_value() -> None:
         (str(10**40), str(10**40 + 1)),
         ("", "0"),
     ]
-    assert not any(reading(a) == reading(b) for a, b in unlike)
-    assert spelt(float("nan")) is spelt(None) is None
+    assert not any(canonical(a) == canonical(b) for a, b in different)
+    assert category_text(float("nan")) is category_text(None) is None
     assert as_coded(["x", float("nan"), None]).codes.tolist() == [0, -1, -1]

@@ -40,7 +40,7 @@ def test_an_unknown_data_set_is_refused_with_the_list() -> None:
         (None, {}, "data set None is not known"),
     ],
 )
-def test_wrong_options_are_refused_in_one_line(
+def test_invalid_options_are_refused_in_one_line(
     name: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=message) as caught:
@@ -48,6 +48,6 @@ def test_wrong_options_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_every_export_is_there_and_sorted() -> None:
+def test_every_export_exists_and_is_sorted() -> None:
     assert fedbudget.data.__all__ == sorted(fedbudget.data.__all__)
     assert all(hasattr(fedbudget.data, name) for name in fedbudget.data.__all__)

@@ -28,18 +28,18 @@ def test_every_row_has_a_device_and_every_device_a_row(
 
 
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20))
-def test_by_size_gives_the_counts_or_the_shares_asked_for(sizes: list[int]) -> None:
+def test_by_size_gives_the_requested_counts_or_shares(sizes: list[int]) -> None:
     total = sum(sizes)
     shares = [size / total for size in sizes]
     assert np.bincount(by_size(total, sizes)).tolist() == sizes
     assert np.bincount(by_size(total, shares)).tolist() == sizes
 
 
-def test_a_seed_decides_the_partition() -> None:
+def test_the_seed_determines_the_partition() -> None:
     labels = np.arange(100) % 2
     for name in ("iid:4", "size:60,40", "dirichlet:4:0.3"):
-        way = parse_partition(name)
-        first, same, other = (way.device_ids(labels, seed=s) for s in (1, 1, 2))
+        partition = parse_partition(name)
+        first, same, other = (partition.device_ids(labels, seed=s) for s in (1, 1, 2))
         assert np.array_equal(first, same)
         assert not np.array_equal(first, other)
 
@@ -81,21 +81,19 @@ def test_names_of_partitions(
     "name",
     ["", "iid", "iid:0", "iid:x", "column:", "dirichlet:4", "size:a", "random:4"],
 )
-def test_a_misspelt_partition_is_refused_with_the_spellings(name: str) -> None:
+def test_an_invalid_partition_is_refused_with_examples(name: str) -> None:
     with pytest.raises(InvalidInputError, match=r"not known: write iid:16"):
         parse_partition(name)
 
 
 def test_refusals_name_the_value_and_the_remedy() -> None:
-    with pytest.raises(InvalidInputError, match="only 3 rows: ask for at most 3"):
+    with pytest.raises(InvalidInputError, match="only 3 rows: use at most 3"):
         iid(3, 4)
     with pytest.raises(InvalidInputError, match=r"num_devices .* at least 1, got 0"):
         iid(3, 0)
     with pytest.raises(InvalidInputError, match=r"num_devices .* got '3'"):
         iid(3, "3")  # type: ignore[arg-type]
-    with pytest.raises(
-        InvalidInputError, match=r"only 1 row: ask for at most 1 device$"
-    ):
+    with pytest.raises(InvalidInputError, match=r"only 1 row: use at most 1 device$"):
         iid(1, 2)
     with pytest.raises(InvalidInputError, match="add up to 9 rows, the table has 10"):
         by_size(10, [4, 5])
@@ -109,7 +107,7 @@ def test_refusals_name_the_value_and_the_remedy() -> None:
         dirichlet([0, 1], 2, 0.0)
     with pytest.raises(InvalidInputError, match="seed must be a whole number"):
         iid(3, 2, seed=-1)
-    with pytest.raises(InvalidInputError, match="skews classes"):
+    with pytest.raises(InvalidInputError, match="needs classes"):
         parse_partition("dirichlet:2:1").device_ids(np.zeros(4))
     with pytest.raises(InvalidInputError, match="needs the table"):
         parse_partition("column:a").device_ids(np.zeros(4))

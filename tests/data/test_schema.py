@@ -53,9 +53,9 @@ def test_every_row_is_in_the_unit_ball_exactly(
 )
 def test_rows_are_encoded_one_by_one(value: float, other: float) -> None:
     schema = make({"a": Numeric(-5, 5), "b": Numeric(0, 1)})
-    alone = schema.encode({"a": [value], "b": [0.25]})
-    beside = schema.encode({"a": [value, other], "b": [0.25, 0.5]})
-    assert np.array_equal(dense(alone)[0], dense(beside)[0])
+    single = schema.encode({"a": [value], "b": [0.25]})
+    both = schema.encode({"a": [value, other], "b": [0.25, 0.5]})
+    assert np.array_equal(dense(single)[0], dense(both)[0])
 
 
 def test_encoding_by_hand() -> None:
@@ -69,7 +69,7 @@ def test_encoding_by_hand() -> None:
     ]
     assert np.allclose(dense(x), expected, atol=2e-7)
     small = make({"age": Numeric(0, 100)}, intercept=False).encode({"age": [75]})
-    assert dense(small).tolist() == [[0.5]]  # inside the ball: left as it is
+    assert dense(small).tolist() == [[0.5]]  # inside the ball: not scaled
 
 
 def test_dense_and_sparse_hold_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_value_outside_the_list_is_refused_or_becomes_zeros() -> None:
     assert dense(lenient.encode(columns))[1].tolist() == [0, 0]
 
 
-def test_an_empty_cell_is_refused_or_means_what_the_schema_says() -> None:
+def test_an_empty_cell_is_refused_or_has_the_value_of_the_schema() -> None:
     columns: dict[str, Any] = {"k": ["a", None], "n": [0.0, np.nan]}
     with pytest.raises(DataError, match="'k' holds no value in row 1"):
         make({"k": Categorical(("a", "b"))}).encode(columns)
@@ -106,7 +106,7 @@ def test_an_empty_cell_is_refused_or_means_what_the_schema_says() -> None:
     assert x[1, 2] == 0
 
 
-def test_wrong_columns_are_refused() -> None:
+def test_invalid_columns_are_refused() -> None:
     schema = make({"age": Numeric(0, 1)})
     with pytest.raises(DataError, match=r"'age' is not in .* did you mean 'ages'\?"):
         schema.encode({"ages": [1.0]})
@@ -150,7 +150,7 @@ def test_a_schema_survives_json_and_pickle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make_it", "message"),
+    ("build", "message"),
     [
         (lambda: Numeric(1, 1), "low must be below high"),
         (lambda: Numeric(-1.7e308, 1.7e308), "low must be below high"),
@@ -199,23 +199,23 @@ def test_a_schema_survives_json_and_pickle() -> None:
         ),
     ],
 )
-def test_a_schema_that_makes_no_sense_is_refused(make_it: Any, message: str) -> None:
+def test_an_invalid_schema_is_refused(build: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        make_it()
+        build()
 
 
-def test_a_feature_may_be_called_intercept_where_none_is_added() -> None:
+def test_a_feature_may_be_called_intercept_if_none_is_added() -> None:
     schema = make({"intercept": Numeric(0, 1)}, intercept=False)
     assert schema.feature_names == ("intercept",)
 
 
-def test_columns_of_unlike_length_are_refused() -> None:
+def test_columns_of_different_lengths_are_refused() -> None:
     schema = make({"a": Numeric(0, 1), "b": Numeric(0, 1)})
     with pytest.raises(DataError, match=r"differ in length, \{'a': 2, 'b': 1\}"):
         schema.encode({"a": [0, 1], "b": [0]})
 
 
-def test_rows_outside_the_unit_ball_never_leave_the_encoding(
+def test_encoded_rows_outside_the_unit_ball_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fedbudget.data.schema.LARGEST_NORM", 2.0)
@@ -259,7 +259,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 LISTING, BOUNDS = {"values": ["u"]}, {"low": 0, "high": 1}
-PLACES: dict[str, Callable[[Any], Any]] = {
+POSITIONS: dict[str, Callable[[Any], Any]] = {
     "all of it": lambda value: value,
     "label": lambda value: {**PLAIN, "label": value},
     "name": lambda value: {**PLAIN, "label": {**LISTING, "name": value}},
@@ -289,20 +289,20 @@ def assert_schema_or_one_line(plain: Any) -> None:
         assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("position", POSITIONS)
 @settings(max_examples=40)
 @given(value=JSON)
 def test_any_json_value_is_a_schema_or_refused_in_one_line(
-    place: str, value: Any
+    position: str, value: Any
 ) -> None:
-    assert_schema_or_one_line(PLACES[place](value))
+    assert_schema_or_one_line(POSITIONS[position](value))
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_deep_nesting_is_refused_in_one_line(place: str) -> None:
+@pytest.mark.parametrize("position", POSITIONS)
+def test_deep_nesting_is_refused_in_one_line(position: str) -> None:
     lists: Any = []
     dicts: Any = {}
     for _ in range(100_000):
         lists, dicts = [lists], {"label": dicts}
-    assert_schema_or_one_line(PLACES[place](lists))
-    assert_schema_or_one_line(PLACES[place](dicts))
+    assert_schema_or_one_line(POSITIONS[position](lists))
+    assert_schema_or_one_line(POSITIONS[position](dicts))

@@ -48,25 +48,25 @@ BAD_TABLES: dict[str, tuple[Callable[[pd.DataFrame], Any], str]] = {
         lambda df: df.assign(sensor=[b"1", b"2"] * 30),
         "'sensor' has type binary, which cannot name a device",
     ),
-    "too far": (
+    "too wide": (
         lambda df: df.assign(volts=[1.7e308, -1.7e308] * 30),
-        "'volts' reaches from .* too far to scale",
+        "'volts' ranges from .* too wide to scale",
     ),
     "capital letter": (lambda df: df.rename(columns={"alarm": "ALARM"}), "n 'ALARM'"),
     "two of a name": (
         lambda df: pa.Table.from_pandas(df).rename_columns(
             ["sensor", "volts", "volts", "indoor", "alarm"]
         ),
-        "'volts' is there twice",
+        "'volts' occurs twice",
     ),
 }
 
 
 @pytest.mark.parametrize("case", BAD_TABLES)
 def test_a_bad_table_is_refused_in_one_line(case: str) -> None:
-    spoil, message = BAD_TABLES[case]
+    change, message = BAD_TABLES[case]
     with pytest.raises(DataError, match=message) as caught:
-        from_table(spoil(frame()), label="alarm", device="sensor")
+        from_table(change(frame()), label="alarm", device="sensor")
     assert "\n" not in str(caught.value)
 
 
@@ -81,15 +81,15 @@ def test_too_many_categories_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::fedbudget.NotPrivateWarning")
-def test_a_word_among_numbers_is_told_with_its_row() -> None:
+def test_a_word_among_numbers_is_warned_of_with_its_row() -> None:
     volts = [1, None, 2, "2x", 3, 3]
     table = {"volts": [None if v is None else str(v) for v in volts]}
     table |= {"y": list("ababab"), "id": list("aabbcc")}
     with pytest.warns(
         DataWarning, match=r"'volts' holds .* in 4 rows but '2x' in row 3"
     ):
-        found = infer_schema(table, label="y", device="id")
-    assert found.features["volts"] == Categorical(("1", "2", "2x", "3"))
+        schema = infer_schema(table, label="y", device="id")
+    assert schema.features["volts"] == Categorical(("1", "2", "2x", "3"))
     with pytest.warns(DataWarning, match=r"label 'y' holds .* but 'no' in row 2"):
         infer_schema({"v": [1, 2, 3, 4], "y": ["0", "1", "no", "1"]}, label="y")
 
@@ -98,18 +98,18 @@ def test_a_word_among_numbers_is_told_with_its_row() -> None:
 @pytest.mark.filterwarnings("ignore::fedbudget.NotPrivateWarning")
 def test_words_with_a_few_numbers_are_categories() -> None:
     table = {"room": ["1", "attic", "cellar"], "y": ["0", "1", "1"]}
-    found = infer_schema(table, label="y")
-    assert found.features["room"] == Categorical(("1", "attic", "cellar"))
+    schema = infer_schema(table, label="y")
+    assert schema.features["room"] == Categorical(("1", "attic", "cellar"))
 
 
 @pytest.mark.filterwarnings("ignore::fedbudget.NotPrivateWarning")
 @pytest.mark.parametrize("kind", [list, np.array])
 def test_classes_and_bounds_are_those_of_all_rows(kind: Callable[..., Any]) -> None:
-    # The only row of class 1 has a gap elsewhere: it is one all the same.
+    # The only row of class 1 has an empty cell in another column.
     table = {"v": kind([1.0, 2.0, np.nan]), "w": [1, 2, 9], "y": [0, 0, 1]}
-    found = infer_schema(table, label="y")
-    assert found.classes == ("0", "1")
-    assert found.features == {"v": Numeric(1, 2), "w": Numeric(1, 9)}
+    schema = infer_schema(table, label="y")
+    assert schema.classes == ("0", "1")
+    assert schema.features == {"v": Numeric(1, 2), "w": Numeric(1, 9)}
     data = from_table(table, label="y", partition="iid:1", missing="drop")
     assert data.classes == ("0", "1")
     with pytest.raises(DataError, match="no row is complete"):
@@ -118,7 +118,7 @@ def test_classes_and_bounds_are_those_of_all_rows(kind: Callable[..., Any]) -> N
 
 def test_bad_files_are_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {"label": "alarm", "device": "sensor"}
-    with pytest.raises(DataError, match=r"nowhere\.csv' is not there"):
+    with pytest.raises(DataError, match=r"nowhere\.csv' does not exist"):
         from_table(tmp_path / "nowhere.csv", **options)
     for name, message in (
         ("t.xlsx", r"suffix '\.xlsx', .* use \.csv or"),
@@ -174,10 +174,10 @@ def test_a_missing_package_is_named_with_the_extra(
 ) -> None:
     real = builtins.__import__
 
-    def without(name: str, *rest: Any, **more: Any) -> Any:
+    def without(name: str, *args: Any, **options: Any) -> Any:
         if name.split(".")[0] in ("pyarrow", "scipy"):
             raise ImportError(name)
-        return real(name, *rest, **more)
+        return real(name, *args, **options)
 
     df = frame()
     wide = Schema(

@@ -1,4 +1,4 @@
-"""Tables that devices hold already, and data sets from Hugging Face and Flower."""
+"""One table per device, and data sets from Hugging Face and Flower."""
 
 from typing import Any
 
@@ -39,41 +39,42 @@ def test_a_list_and_a_dict_of_tables() -> None:
     assert same(data, listed)
 
 
-def test_they_are_what_one_table_with_a_device_column_is() -> None:
+def test_tables_per_device_equal_one_table_with_a_device_column() -> None:
     frame = pd.DataFrame(columns())
-    frame["who"] = np.arange(len(frame)) // 20
-    whole = fb.from_table(frame, label="alarm", device="who", schema=SCHEMA)
-    split = {str(who): rows.drop(columns="who") for who, rows in frame.groupby("who")}
-    assert same(fb.from_partitions(split, label="alarm", schema=SCHEMA), whole)
+    frame["id"] = np.arange(len(frame)) // 20
+    one = fb.from_table(frame, label="alarm", device="id", schema=SCHEMA)
+    tables = {str(name): rows.drop(columns="id") for name, rows in frame.groupby("id")}
+    assert same(fb.from_partitions(tables, label="alarm", schema=SCHEMA), one)
 
 
 def test_a_hugging_face_data_set_is_a_table() -> None:
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-    held = columns() | {"who": [i % 3 for i in range(60)]}
-    found = datasets.Dataset.from_dict(held)
-    options: dict[str, Any] = {"label": "alarm", "device": "who", "schema": SCHEMA}
+    table = columns() | {"id": [i % 3 for i in range(60)]}
+    dataset = datasets.Dataset.from_dict(table)
+    options: dict[str, Any] = {"label": "alarm", "device": "id", "schema": SCHEMA}
     assert same(
-        fb.from_table(found, **options), fb.from_table(pd.DataFrame(held), **options)
+        fb.from_table(dataset, **options),
+        fb.from_table(pd.DataFrame(table), **options),
     )
-    # A selection is a view with indices: the rows meant, not the rows behind it.
-    chosen = fb.from_table(found.select(range(30)), **options)
-    assert chosen.train.sizes.sum() == 24
+    # A selection is a view with indices into all rows.
+    selection = fb.from_table(dataset.select(range(30)), **options)
+    assert selection.train.sizes.sum() == 24
 
 
 def test_partitions_of_flower_are_devices() -> None:
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     reason = "flwr-datasets is not installed"
     partitioner = pytest.importorskip("flwr_datasets.partitioner", reason=reason)
-    dealt = partitioner.IidPartitioner(num_partitions=4)
-    dealt.dataset = datasets.Dataset.from_dict(columns())
-    data = fb.from_partitions(dealt, label="alarm", schema=SCHEMA)
+    partitions = partitioner.IidPartitioner(num_partitions=4)
+    partitions.dataset = datasets.Dataset.from_dict(columns())
+    data = fb.from_partitions(partitions, label="alarm", schema=SCHEMA)
     assert data.num_devices == 4
-    listed = [dealt.load_partition(m) for m in range(4)]
+    listed = [partitions.load_partition(m) for m in range(4)]
     assert same(data, fb.from_partitions(listed, label="alarm", schema=SCHEMA))
 
 
 @pytest.mark.parametrize(
-    ("partitions", "says"),
+    ("partitions", "message"),
     [
         ([], "is empty"),
         ("rows.csv", "is a str"),
@@ -82,6 +83,6 @@ def test_partitions_of_flower_are_devices() -> None:
         ([{"volts": [1], "alarm": [0]}, {"volts": ["x"], "alarm": [0]}], "types"),
     ],
 )
-def test_refusals(partitions: Any, says: str) -> None:
-    with pytest.raises(DataError, match=says):
+def test_refusals(partitions: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         fb.from_partitions(partitions, label="alarm", schema=SCHEMA)

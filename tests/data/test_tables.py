@@ -116,7 +116,7 @@ def test_the_intercept_can_be_left_out() -> None:
         ("column:sensor", 4, "mild"),
     ],
 )
-def test_rows_can_be_dealt_out(
+def test_rows_can_be_partitioned(
     partition: str, devices: int, dissimilarity: str
 ) -> None:
     data = from_table(frame(), label="alarm", schema=SCHEMA, partition=partition)
@@ -124,7 +124,7 @@ def test_rows_can_be_dealt_out(
     assert data.dissimilarity == dissimilarity
 
 
-def test_a_device_column_may_be_named_twice_over() -> None:
+def test_a_device_column_may_also_be_the_partition() -> None:
     options: dict[str, Any] = {"label": "alarm", "schema": SCHEMA}
     both = from_table(frame(), device="sensor", partition="column:sensor", **options)
     assert same(both, from_table(frame(), device="sensor", **options))
@@ -178,11 +178,11 @@ def test_empty_cells_are_refused_by_name_count_and_row(
     ):
         from_table(source, **options)
     data = from_table(source, missing="drop", **options)
-    kept = frame().drop(index=[3, 5, 9])
-    assert same(data, from_table(kept, **options))
+    complete = frame().drop(index=[3, 5, 9])
+    assert same(data, from_table(complete, **options))
 
 
-def test_a_schema_may_give_empty_cells_a_meaning() -> None:
+def test_a_schema_may_have_values_for_empty_cells() -> None:
     schema = Schema.from_dict(
         {
             "label": {"name": "alarm", "values": ["no", "yes"]},
@@ -199,7 +199,7 @@ def test_a_schema_may_give_empty_cells_a_meaning() -> None:
     assert sum(int((np.asarray(p.x)[:, column] > 0).sum()) for p in parts) == 2
 
 
-def test_a_device_whose_rows_were_all_dropped_is_gone() -> None:
+def test_a_device_without_complete_rows_is_dropped() -> None:
     df = frame()
     df["volts"] = df["volts"].where(df["sensor"] != 9)
     options: dict[str, Any] = {"label": "alarm", "device": "sensor", "schema": SCHEMA}
@@ -226,7 +226,7 @@ def test_a_million_devices() -> None:
 
 
 def test_a_big_parquet_file_keeps_exact_device_numbers(tmp_path: Path) -> None:
-    big = 2**62 + np.arange(4)  # float64 could not tell them apart
+    big = 2**62 + np.arange(4)  # float64 would round them to one number
     df = frame(4).assign(sensor=big, alarm=["no", "yes", "no", "yes"])
     pq.write_table(pa.Table.from_pandas(df), tmp_path / "t.parquet")
     data = from_table(

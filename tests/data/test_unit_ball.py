@@ -35,19 +35,19 @@ def test_a_part_refuses_rows_outside_the_unit_ball(
         part(kind(np.array([*inside, row], dtype=dtype)))
 
 
-def test_rows_of_nothing_but_nan_are_refused() -> None:
+def test_rows_of_nan_are_refused() -> None:
     for kind in (np.asarray, csr_array):
         with pytest.raises(DataError, match=r"row 0 .* norm nan"):
             part(kind(np.full((3, 2), np.nan, np.float32)))
 
 
-def test_an_entry_stored_in_pieces_counts_as_their_sum() -> None:
+def test_duplicate_sparse_entries_are_added() -> None:
     twice = csr_array(
         (np.array([0.8, 0.8]), np.array([1, 1]), np.array([0, 2])), shape=(1, 2)
     )
     with pytest.raises(DataError, match=r"row 0 .* norm 1\.6"):
         part(twice)
-    assert twice.nnz == 2  # the caller's array is left as it was
+    assert twice.nnz == 2  # the caller's array is unchanged
 
 
 @given(
@@ -70,7 +70,7 @@ def test_rows_scaled_to_norm_one_and_rounded_are_accepted(
     ),
     dtype=st.sampled_from([np.float16, np.float32, np.float64]),
 )
-def test_rows_that_pass_one_by_rounding_are_scaled_and_the_others_kept(
+def test_rows_above_one_by_rounding_are_scaled_and_the_others_unchanged(
     rows: list[list[float]], dtype: Any
 ) -> None:
     x = np.array(rows)
@@ -82,28 +82,28 @@ def test_rows_that_pass_one_by_rounding_are_scaled_and_the_others_kept(
     single = x if dtype is not np.float16 else x.astype(np.float32)  # SciPy has no half
     sparse: Any = in_unit_ball(csr_array(single))
     both: list[Any] = [in_unit_ball(x), sparse.toarray()]
-    for kept in both:
-        used = kept.astype(np.float32)  # as the kernels do
+    for scaled in both:
+        used = scaled.astype(np.float32)  # as the kernels do
         squares = np.sum(np.square(used, dtype=np.float64), axis=1)
         assert (squares <= 1).all()
         before = np.sum(np.square(x.astype(np.float32), dtype=np.float64), axis=1)
         within = (before <= 1) & (np.sum(np.square(x, dtype=np.float64), axis=1) <= 1)
-        assert (kept[within] == x[within]).all()
+        assert (scaled[within] == x[within]).all()
 
 
 @pytest.mark.parametrize("kind", [np.asarray, csr_array])
-def test_a_part_holds_no_row_above_one(kind: Any) -> None:
+def test_a_part_has_no_row_above_one(kind: Any) -> None:
     x = kind(np.array([[1 + 2.0**-23], [0.5]]))
-    held = part(x).x
-    assert held[[0]].sum() <= 1 and held[[1]].sum() == 0.5
-    assert x[[0]].sum() > 1  # the caller's array is left as it was
+    rows = part(x).x
+    assert rows[[0]].sum() <= 1 and rows[[1]].sum() == 0.5
+    assert x[[0]].sum() > 1  # the caller's array is unchanged
 
 
 @pytest.mark.parametrize(
     "x",
     [np.zeros(3), np.zeros((3, 1), dtype=object), coo_array(np.eye(3)), [[0.0]] * 3],
 )
-def test_what_is_no_matrix_of_numbers_is_refused(x: Any) -> None:
+def test_anything_but_a_matrix_of_numbers_is_refused(x: Any) -> None:
     with pytest.raises(DataError, match=r"x (has shape|is a)"):
         check_unit_ball(x)
 

@@ -22,7 +22,7 @@ def standin() -> Dataset:
     return load("vehicle")
 
 
-def test_the_standin_says_that_it_is_synthetic(standin: Dataset) -> None:
+def test_the_standin_is_labelled_synthetic(standin: Dataset) -> None:
     assert standin.synthetic
     assert standin.name == "vehicle (synthetic)"
     assert "SYNTHETIC" in str(standin)
@@ -54,16 +54,16 @@ def test_the_standin_is_always_the_same_and_the_seed_splits_it(
 @pytest.mark.parametrize(
     ("split", "low", "high"), [("by-sensor", 0.85, 0.87), ("iid", 0.865, 0.885)]
 )
-def test_a_linear_svm_does_on_the_standin_about_what_it_does_on_the_real_data(
+def test_a_linear_svm_has_about_the_accuracy_of_the_real_data(
     split: str, low: float, high: float
 ) -> None:
     data = load("vehicle", split=split)
     model = LinearSVC(loss="hinge", max_iter=20_000).fit(data.train.x, data.train.y)
-    right = model.predict(data.test.x) == data.test.y
-    per_device = np.add.reduceat(right, data.test.offsets[:-1]) / data.test.sizes
+    correct = model.predict(data.test.x) == data.test.y
+    per_device = np.add.reduceat(correct, data.test.offsets[:-1]) / data.test.sizes
     assert low < per_device.mean() < high
     if split == "by-sensor":
-        assert per_device[5] < 0.25  # its labels run against the others
+        assert per_device[5] < 0.25  # its labels are inverted
         assert np.delete(per_device, 5).min() > 0.7
 
 
@@ -91,12 +91,12 @@ def test_the_real_file_is_read_cell_by_cell(mat: Path) -> None:
 
 def test_another_file_is_refused_by_its_git_id(mat: Path) -> None:
     raw = mat.read_bytes()
-    found = hashlib.sha1(f"blob {len(raw)}\0".encode() + raw).hexdigest()
-    with pytest.raises(DataError, match=f"git id {found}.*check=False"):
+    blob = hashlib.sha1(f"blob {len(raw)}\0".encode() + raw).hexdigest()
+    with pytest.raises(DataError, match=f"git id {blob}.*check=False"):
         load("vehicle", path=mat)
 
 
-def test_standardising_is_said_to_be_not_private(mat: Path) -> None:
+def test_standardising_warns_that_it_is_not_private(mat: Path) -> None:
     with pytest.warns(NotPrivateWarning, match="standardise=False"):
         data = load_vehicle(mat, check=False, standardise=True)
     plain = load_vehicle(mat, check=False)
@@ -106,7 +106,7 @@ def test_standardising_is_said_to_be_not_private(mat: Path) -> None:
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.mat"
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match="does not exist"):
         load_vehicle(path)
     path.write_bytes(b"no matlab file " * 20)
     with pytest.raises(DataError, match="not a MATLAB file"):

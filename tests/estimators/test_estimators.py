@@ -31,7 +31,7 @@ X = RNG.normal(size=(1200, 4)) / 3
 Y = np.where(X @ [1.0, -2.0, 1.0, 0.0] > 0.1, "yes", "no")
 GROUPS = np.array([f"s{i % 6}" for i in range(1200)])
 
-# Many a test is about one device, or about none.
+# Many tests need one device only.
 pytestmark = pytest.mark.filterwarnings("ignore::fedbudget.OneDeviceWarning")
 
 
@@ -42,7 +42,7 @@ def classifier(**options: Any) -> fb.PrivateFederatedClassifier:
 
 
 # Nothing is expected to fail: the checks run on data whose classes and ranges are read
-# off it, which warns, and the regressor declares that 200 rows are few (poor_score).
+# from it, which warns, and the regressor declares that 200 rows are few (poor_score).
 @pytest.mark.filterwarnings("ignore::fedbudget.NotPrivateWarning")
 @pytest.mark.filterwarnings("ignore:.*SCIPY_ARRAY_API.*")
 @parametrize_with_checks(  # type: ignore[untyped-decorator]
@@ -61,13 +61,13 @@ def test_devices_are_the_groups_and_each_keeps_its_budget() -> None:
     assert (model.plan_.cost <= cost).all()
 
 
-def test_it_learns_and_speaks_as_scikit_learn_does() -> None:
+def test_it_learns_and_has_scikit_learns_interface() -> None:
     model = classifier().fit(X, Y, groups=GROUPS)
     assert model.score(X, Y) > 0.85
     assert model.classes_.tolist() == ["no", "yes"]
-    chances = model.predict_proba(X)
-    assert chances.sum(axis=1) == pytest.approx(1.0)
-    assert ((model.decision_function(X) > 0) == (chances[:, 1] > 0.5)).all()
+    probabilities = model.predict_proba(X)
+    assert probabilities.sum(axis=1) == pytest.approx(1.0)
+    assert ((model.decision_function(X) > 0) == (probabilities[:, 1] > 0.5)).all()
 
 
 def test_the_linear_model_is_that_of_rows_within_the_norm() -> None:
@@ -101,8 +101,10 @@ def test_rows_never_leave_the_unit_ball(intercept: bool, sparse: bool) -> None:
     dense = np.asarray(rows.toarray() if sparse else rows, dtype=np.float64)  # type: ignore[union-attr]
     assert np.linalg.norm(dense, axis=1).max() <= 1
     assert np.linalg.norm(dense, axis=1).max() > 0.999
-    alone = unit_rows(x[7:8], row_norm=0.7, intercept=intercept)
-    assert (dense[7] == np.asarray(alone, np.float64)[0]).all()  # touched by no other
+    single = unit_rows(x[7:8], row_norm=0.7, intercept=intercept)
+    assert (
+        dense[7] == np.asarray(single, np.float64)[0]
+    ).all()  # independent of the others
 
 
 def test_losses_and_classes() -> None:
@@ -115,8 +117,8 @@ def test_losses_and_classes() -> None:
     assert hinge.score(X, Y) > 0.8
     assert not hasattr(hinge, "predict_proba")
     pair = classifier(loss="softmax").fit(X, Y)
-    chances = pair.predict_proba(X)[:, 1]
-    logit = np.log(chances / (1 - chances))
+    probabilities = pair.predict_proba(X)[:, 1]
+    logit = np.log(probabilities / (1 - probabilities))
     assert pair.decision_function(X) == pytest.approx(logit)
 
 
@@ -125,8 +127,8 @@ def test_a_class_that_no_row_has_is_still_a_class() -> None:
     assert model.predict_proba(X).shape == (1200, 3)
 
 
-def test_what_is_read_off_the_labels_is_said() -> None:
-    with pytest.warns(NotPrivateWarning, match="classes were read off y"):
+def test_values_read_from_the_labels_are_stated() -> None:
+    with pytest.warns(NotPrivateWarning, match="classes were read from y"):
         model = classifier(classes=None).fit(X, Y)
     assert "NOT covered: the classes" in model.privacy_statement_
     y = X @ [1.0, 0, 0, 0]
@@ -135,7 +137,7 @@ def test_what_is_read_off_the_labels_is_said() -> None:
     assert "NOT covered: the range of y" in other.privacy_statement_
 
 
-def test_the_statement_is_the_plans_unless_the_noise_is_known() -> None:
+def test_the_statement_is_the_plans_unless_the_seed_is_fixed() -> None:
     model = classifier(random_state=None).fit(X, Y)
     assert model.privacy_statement_ == str(model.plan_.privacy)
     seeded = classifier().fit(X, Y)
@@ -166,7 +168,7 @@ def test_clone_pickle_and_cross_validation() -> None:
 def test_groups_reach_it_through_metadata_routing() -> None:
     with config_context(enable_metadata_routing=True):
         model = classifier().set_fit_request(groups=True)
-        found = cross_validate(
+        scores = cross_validate(
             model,
             X,
             Y,
@@ -174,24 +176,24 @@ def test_groups_reach_it_through_metadata_routing() -> None:
             cv=GroupKFold(3),
             return_estimator=True,
         )
-    assert [each.plan_.num_devices for each in found["estimator"]] == [4, 4, 4]
+    assert [each.plan_.num_devices for each in scores["estimator"]] == [4, 4, 4]
 
 
 def test_a_search_over_groups_has_as_many_devices_as_it_should() -> None:
     with config_context(enable_metadata_routing=True):
-        found = GridSearchCV(
+        search = GridSearchCV(
             classifier().set_fit_request(groups=True),
             {"epsilon": [2.0, 4.0]},
             cv=GroupKFold(3),
         ).fit(X, Y, groups=GROUPS)
-    assert found.best_estimator_.plan_.num_devices == 6
-    assert found.cv_results_["mean_test_score"].min() > 0.7
+    assert search.best_estimator_.plan_.num_devices == 6
+    assert search.cv_results_["mean_test_score"].min() > 0.7
 
 
-def test_a_fit_that_is_told_no_devices_says_so() -> None:
-    with pytest.warns(fb.OneDeviceWarning, match="one device; pass groups=") as told:
+def test_a_fit_without_groups_warns() -> None:
+    with pytest.warns(fb.OneDeviceWarning, match="one device; pass groups=") as caught:
         model = classifier().fit(X, Y)
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     assert model.plan_.num_devices == 1
     with pytest.warns(fb.OneDeviceWarning, match=r"set_fit_request\(groups=True\)"):
         GridSearchCV(classifier(), {"epsilon": [4.0]}, cv=GroupKFold(2)).fit(
@@ -199,13 +201,15 @@ def test_a_fit_that_is_told_no_devices_says_so() -> None:
         )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        one = classifier().fit(X, Y, groups=np.zeros(len(Y)))  # it is meant
+        one = classifier().fit(X, Y, groups=np.zeros(len(Y)))  # on purpose
     assert (one.predict(X) == model.predict(X)).all()
 
 
 def test_text_is_named_with_its_column() -> None:
     frame = pd.DataFrame(X, columns=list("abcd")).assign(site="roof")
-    says = r"column 'site' of X holds text, 'roof' .*OneHotEncoder\(categories="
+    says = (
+        r"column 'site' of X holds text, such as 'roof': .*OneHotEncoder\(categories="
+    )
     for text in (frame, frame.astype({"site": "category"})):
         with pytest.raises(InvalidInputError, match=says):
             classifier().fit(text, Y, groups=GROUPS)
@@ -254,7 +258,7 @@ def test_refusals(options: Any, y: Any, groups: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize("limits", [(1, 0), (-np.inf, 1), (0, np.inf), (np.nan, 1)])
-def test_a_range_that_is_none_is_refused(limits: tuple[float, float]) -> None:
+def test_an_invalid_range_is_refused(limits: tuple[float, float]) -> None:
     with pytest.raises(InvalidInputError, match="low below high"):
         fb.PrivateFederatedRegressor(target_range=limits).fit(X, X[:, 0])
 

@@ -66,7 +66,7 @@ def test_steps_that_learn_nothing_private_are_quiet(step: Any) -> None:
 def test_steps_inside_steps_are_found_before_and_after_a_fit() -> None:
     inner = ColumnTransformer(
         [
-            ("given", OneHotEncoder(categories=[[0, 1]]), [0]),
+            ("fixed", OneHotEncoder(categories=[[0, 1]]), [0]),
             ("read", OneHotEncoder(), [1]),
             ("rest", "passthrough", [2]),
         ]
@@ -82,6 +82,6 @@ def test_steps_inside_steps_are_found_before_and_after_a_fit() -> None:
     assert quiet(pipe) == expected
 
 
-def test_what_is_no_pipeline_is_refused() -> None:
+def test_other_objects_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="is not a pipeline"):
         fb.check_pipeline(StandardScaler())

@@ -1,4 +1,4 @@
-"""Real brokers in processes of their own, for tests and benchmarks."""
+"""Real brokers in separate processes, for tests and benchmarks."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ SHIPPED = Path(__file__).parents[2] / "deploy" / "mosquitto"
 
 
 class MosquittoFleet(TrialFleet):
-    """The processes of a fleet; its broker is mosquitto, which must be installed."""
+    """The processes of a fleet whose broker is mosquitto, which must be installed."""
 
     def _broker(self) -> Child:
         return mosquitto(
@@ -28,7 +28,7 @@ class MosquittoFleet(TrialFleet):
 
 
 FLEETS = {"amqtt": TrialFleet, "mosquitto": MosquittoFleet}
-USUAL = "amqtt" if MOSQUITTO is None else "mosquitto"  # of a benchmark
+USUAL = "amqtt" if MOSQUITTO is None else "mosquitto"  # default of a benchmark
 
 
 class BrokerProcess:
@@ -42,8 +42,8 @@ class BrokerProcess:
                 shipped=SHIPPED, certs=certs, folder=folder, port=self.port
             )
         else:
-            where = ("--certs", str(certs), "--port", str(self.port))
-            self._child = Child(("fleet", "broker", *where), folder / "broker.log")
+            options = ("--certs", str(certs), "--port", str(self.port))
+            self._child = Child(("fleet", "broker", *options), folder / "broker.log")
 
     def start(self) -> "BrokerProcess":
         """Start, and wait until it listens."""
@@ -52,7 +52,7 @@ class BrokerProcess:
         return self
 
     def kill(self) -> None:
-        """Stop it as a power cut would."""
+        """Kill it without warning, like a power failure."""
         self._child.kill()
 
     def __enter__(self) -> "BrokerProcess":

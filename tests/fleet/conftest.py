@@ -1,4 +1,4 @@
-"""What the tests of a fleet share."""
+"""Fixtures of the fleet's tests."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -51,6 +51,6 @@ def broker(
 def embedded(
     certs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BrokerProcess]:
-    """The running broker inside Python, for what depends on no other."""
+    """The running embedded broker, for tests that need any one broker."""
     with BrokerProcess("amqtt", certs, tmp_path_factory.mktemp("amqtt")) as running:
         yield running

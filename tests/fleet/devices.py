@@ -1,4 +1,4 @@
-"""Devices for tests: one on disk that a test orders about, and fleets of guards."""
+"""Devices for tests: one on disk, and fleets of guards."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather
 from fedbudget.fleet.demo import Terms, write_site
 from fedbudget.fleet.device.guard import Guard
-from fedbudget.fleet.device.ledger_file import Accounts, StoredAnswer
+from fedbudget.fleet.device.ledger_file import LedgerFile, StoredAnswer
 from fedbudget.fleet.device.policy import Policy, read_policy
 from fedbudget.fleet.device.process import Device
 from fedbudget.fleet.device.statement import read_statement
@@ -84,7 +84,7 @@ def write_device(
 
 @dataclass
 class Site:
-    """A device's folder, and its guard while it is awake."""
+    """A device's folder and its guard."""
 
     folder: Path
     policy: Policy
@@ -110,14 +110,14 @@ class Site:
         return statement.epsilon, statement.cost
 
     def last_answer(self, run: bytes) -> StoredAnswer | None:
-        """Return what is kept of a run for drift control, by a guard started anew."""
+        """Return the last answer of a run with its drift state; restarts the guard."""
         self.guard.close()
         data = self.policy.data
-        accounts = Accounts(
+        ledger = LedgerFile(
             self.policy.ledger, self.policy.budget, lineage=data.lineage
         )
-        answer = accounts.last_answer(run)
-        accounts.close()
+        answer = ledger.last_answer(run)
+        ledger.close()
         self.guard = Guard(self.policy)
         return answer
 
@@ -131,7 +131,7 @@ def new_site(folder: Path, **budget: float) -> Site:
 class Fleet:
     """Guards in threads of this process, and a coordinator that may be replaced.
 
-    What depends on the transport is for derived classes to say.
+    Derived classes implement what depends on the transport.
     """
 
     folder: Path
@@ -141,8 +141,8 @@ class Fleet:
     stop: threading.Event = field(default_factory=threading.Event)
     checkpoints: Checkpoints | None = None
 
-    def way(self, name: str) -> dict[str, Any]:
-        """Return the arguments of `write_site` for how orders come."""
+    def transport(self, name: str) -> dict[str, Any]:
+        """Return the arguments of `write_site` for the transport of orders."""
         raise NotImplementedError
 
     def serve(self, device: Device, policy: Policy) -> None:
@@ -150,11 +150,11 @@ class Fleet:
         raise NotImplementedError
 
     def channel(self) -> Channel:
-        """Return a new coordinator's way to the devices."""
+        """Return a new coordinator's channel to the devices."""
         raise NotImplementedError
 
     def wake(self) -> None:
-        """Let guards notice that they are to stop."""
+        """Make guards notice that they must stop."""
 
     def start(self, data: Dataset, budget: fb.Budget, prices: fb.Prices) -> None:
         count = data.num_devices
@@ -169,8 +169,8 @@ class Fleet:
                 least_noise_multiplier=1e-9,
             )
             name, rows = data.device_names[m], data.train.device(m)
-            home, way = self.folder / name, self.way(name)
-            path = write_site(home, name, rows, terms, certs=self.certs, **way)
+            folder, transport = self.folder / name, self.transport(name)
+            path = write_site(folder, name, rows, terms, certs=self.certs, **transport)
             policy = read_policy(path)
             thread = threading.Thread(target=self._live, args=(policy,), daemon=True)
             thread.start()
@@ -183,14 +183,14 @@ class Fleet:
         device.close()
 
     def coordinate(self, count: int) -> FleetDevices:
-        """Return a coordinator's side; one that was there before has died."""
+        """Return a new coordinator; the previous one has ended."""
         self.end_coordinator()
         channel, roster = self.channel(), Roster()
-        declared = gather(channel, roster, count=count, seconds=20)
+        declarations = gather(channel, roster, count=count, seconds=20)
         self.checkpoints = Checkpoints(self.folder / "coordinator.sqlite")
         return FleetDevices(
             channel,
-            declared,
+            declarations,
             signer=Signer.read(self.certs / "coordinator.sign"),
             checkpoints=self.checkpoints,
             deadline=20,
@@ -211,8 +211,8 @@ class Fleet:
 
 
 def fleets(new: Callable[[Path], Fleet], folder: Path) -> Iterator[Make]:
-    """Yield what makes devices for the contract: one fleet at a time."""
-    made: list[Fleet] = []
+    """Yield a factory of devices for the contract: one fleet at a time."""
+    created: list[Fleet] = []
 
     def make(
         data: Dataset,
@@ -222,15 +222,15 @@ def fleets(new: Callable[[Path], Fleet], folder: Path) -> Iterator[Make]:
         after: Devices | None = None,
     ) -> Devices:
         if after is None:
-            if made:
-                made[-1].end()
-            made.append(new(folder / str(len(made))))
-            made[-1].start(data, budget, prices)
-        return made[-1].coordinate(data.num_devices)
+            if created:
+                created[-1].end()
+            created.append(new(folder / str(len(created))))
+            created[-1].start(data, budget, prices)
+        return created[-1].coordinate(data.num_devices)
 
     yield make
-    if made:
-        made[-1].end()
+    if created:
+        created[-1].end()
 
 
 __all__ = ["SIGNER", "RoundOrder", "RunOffer", "Site", "new_site", "rows"]

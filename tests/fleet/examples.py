@@ -1,4 +1,4 @@
-"""Small messages that tests start from."""
+"""Small example messages for tests."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def theta(dim: int = 4, precision: str = "<f8") -> bytes:
 
 
 def declaration(**changes: Any) -> Declaration:
-    usual: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "device": "sensor-1",
         "num_samples": 100,
         "dim": 4,
@@ -29,11 +29,11 @@ def declaration(**changes: Any) -> Declaration:
         "least_noise_multiplier": 1.0,
         "info": "roof",
     }
-    return Declaration(**(usual | changes))
+    return Declaration(**(fields | changes))
 
 
 def offer(**changes: Any) -> RunOffer:
-    usual: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "run": RUN,
         "name": "alarms",
         "device": "sensor-1",
@@ -50,20 +50,20 @@ def offer(**changes: Any) -> RunOffer:
         "dim": 4,
         "precision": "float64",
     }
-    return RunOffer(**(usual | changes))
+    return RunOffer(**(fields | changes))
 
 
 def order(**changes: Any) -> RoundOrder:
-    usual: dict[str, Any] = {"run": RUN, "round": 1, "theta": theta()}
-    return RoundOrder(**(usual | changes))
+    fields: dict[str, Any] = {"run": RUN, "round": 1, "theta": theta()}
+    return RoundOrder(**(fields | changes))
 
 
 def reply(**changes: Any) -> Reply:
-    usual: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "device": "sensor-1",
         "run": RUN,
         "round": 1,
         "code": "answered",
         "theta": theta(),
     }
-    return Reply(**(usual | changes))
+    return Reply(**(fields | changes))

@@ -1,14 +1,13 @@
-"""A fleet whose processes are killed at random, and an audit of what is on disk after.
+"""A fleet whose processes are killed at random, and an audit of its files.
 
 Devices, a coordinator and a broker, each a process, train over mutual TLS. At random
-moments one of them is killed with SIGKILL and started again a little later, until so
-many kills have been made and the last run has ended. Then all that is on disk is
-compared:
+moments one of them is killed with SIGKILL and started again a little later, until the
+required number of kills is reached and the last run has ended. Then the audit checks:
 
-- a device's ledger has a charge for every answer that anybody ever saw;
-- no round was charged twice, and ledgers are whole (their chains of digests hold);
+- a device's ledger has a charge for every answer that the coordinator received;
+- no round was charged twice, and the ledgers' hash chains are valid;
 - every round was averaged once, and no device gave two answers to one round;
-- accuracy is within the noise of simulations of the same plan, that nobody disturbed.
+- accuracy is within the noise of undisturbed simulations of the same plan.
 """
 
 import json
@@ -25,29 +24,29 @@ from fedbudget.fleet.demo import Child, Terms, TrialFleet, compare, listens, wai
 from fedbudget.fleet.device.statement import verified
 from tests.fleet.brokers import FLEETS
 
-PAUSE = (0.0, 1.0)  # seconds, uniform: how long a killed part stays dead
+PAUSE = (0.0, 1.0)  # seconds, uniform: between a kill and the restart
 SPACING = 0.6  # seconds between two kills, on average
 
 
 @dataclass
 class Report:
-    """What a campaign has found."""
+    """The results of a campaign."""
 
     kills: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     rounds: int = 0
-    answers: int = 0  # that the coordinator has seen, in time or late
+    answers: int = 0  # that the coordinator received, in time or late
     charges: int = 0  # in the devices' ledgers
-    unanswered: int = 0  # charges whose answer was never seen
+    unanswered: int = 0  # charges whose answer never arrived
     full_rounds: int = 0  # that all devices answered
     accuracies: list[float] = field(default_factory=list)
     simulated: tuple[float, float] = (0.0, 0.0)  # mean and spread
     seconds: float = 0.0
-    broken: list[str] = field(default_factory=list)  # what does not hold
+    broken: list[str] = field(default_factory=list)  # violations that the audit found
 
     @property
     def injections(self) -> int:
-        """How many kills there were."""
+        """The number of kills."""
         return self.kills.total()
 
 
@@ -62,12 +61,12 @@ def campaign(
     most_seconds: float,
     simulations: int = 5,
 ) -> Report:
-    """Run fleets until there were enough kills, and look at what is on disk.
+    """Run fleets until the number of kills is reached, and audit their files.
 
     Args:
         folder: For the files of all runs.
         broker: A name in `FLEETS`.
-        injections: How many kills.
+        injections: The number of kills.
         terms: What the owners of the devices decide.
         data: The devices' rows.
         seed: Of the moments and the victims.
@@ -75,23 +74,21 @@ def campaign(
         simulations: Undisturbed runs to compare the accuracy with.
     """
     report, rng = Report(), random.Random(seed)
-    began = time.monotonic()
+    started = time.monotonic()
     while report.injections < injections:
-        home = folder / f"run-{report.runs}"
-        fleet = FLEETS[broker](home, data, terms, deadline=10.0, minimum=2)
+        run_folder = folder / f"run-{report.runs}"
+        fleet = FLEETS[broker](run_folder, data, terms, deadline=10.0, minimum=2)
         disturbed_run(fleet, report, rng, injections, most_seconds)
         if report.broken:
             break
         audit(fleet, report)
-        found = compare(fleet, seeds=simulations)
-        report.accuracies.append(found["fleet"]["accuracy"])
-        report.simulated = (
-            found["simulated"]["accuracy"],
-            found["simulated"]["spread"],
-        )
+        result = compare(fleet, seeds=simulations)
+        report.accuracies.append(result["fleet"]["accuracy"])
+        simulated = result["simulated"]
+        report.simulated = (simulated["accuracy"], simulated["spread"])
         report.runs += 1
     judge_accuracy(report)
-    report.seconds = time.monotonic() - began
+    report.seconds = time.monotonic() - started
     return report
 
 
@@ -102,7 +99,7 @@ def disturbed_run(
     injections: int,
     most_seconds: float,
 ) -> None:
-    """Run one fleet to its end, killing its parts on the way."""
+    """Run one fleet to its end, and kill some of its processes."""
     parts: dict[str, list[Child]] = {
         "broker": [fleet.broker],
         "coordinator": [fleet.server],
@@ -124,7 +121,7 @@ def disturbed_run(
                 )
                 return
             if fleet.server.code is not None:
-                fleet.server.start()  # it gave up waiting: its owner starts it again
+                fleet.server.start()  # it gave up waiting, and is started again
             if report.injections < injections:
                 kind = rng.choice(["broker", "coordinator", "device", "device"])
                 victim = rng.choice(parts[kind])
@@ -137,7 +134,7 @@ def disturbed_run(
 
 
 def revive(victim: Child, fleet: TrialFleet) -> None:
-    """Start a killed part again; a broker's port must be free first."""
+    """Start a killed process again, and wait until a broker listens."""
     victim.start()
     if victim is fleet.broker:
         wait_until(lambda: listens(fleet.port), "the broker", child=victim)
@@ -150,42 +147,44 @@ def audit(fleet: TrialFleet, report: Report) -> None:
     assert stored is not None
     closed = checkpoints.rounds_closed()
     report.rounds += closed
-    seen: dict[str, set[int]] = {name: set() for name in fleet.names}
+    received: dict[str, set[int]] = {name: set() for name in fleet.names}
     for number in range(1, closed + 1):
         replies = checkpoints.replies(number)
         for name, reply in replies.items():
             if reply.outcome in (Outcome.ANSWERED, Outcome.LATE):
-                seen[name].add(number)
-        everybody = sum(r.outcome == Outcome.ANSWERED for r in replies.values())
-        report.full_rounds += everybody == len(fleet.names)
+                received[name].add(number)
+        num_answers = sum(r.outcome == Outcome.ANSWERED for r in replies.values())
+        report.full_rounds += num_answers == len(fleet.names)
     for name, (times, reason) in checkpoints.dropped().items():
         report.broken.append(f"{times} replies of {name} were dropped: {reason}")
     checkpoints.close()
     rows = (fleet.folder / "out" / "run" / "rounds.jsonl").read_text().splitlines()
     numbers = [json.loads(row)["round"] for row in rows]
     if numbers != list(range(1, closed + 1)):
-        report.broken.append(f"the record has rounds {numbers}, and {closed} are over")
+        report.broken.append(
+            f"the record has rounds {numbers}, and {closed} are closed"
+        )
     for name in fleet.names:
         entries = verified(fleet.folder / name / "ledger.sqlite")
-        mine = [e for e in entries if e.run == stored.run]
-        charged = [e.round for e in mine if e.kind == "charge"]
-        answered = {e.round for e in mine if e.kind == "answer"}
+        of_run = [e for e in entries if e.run == stored.run]
+        charged = [e.round for e in of_run if e.kind == "charge"]
+        answered = {e.round for e in of_run if e.kind == "answer"}
         report.charges += len(charged)
-        report.answers += len(seen[name])
-        report.unanswered += len(set(charged) - seen[name])
+        report.answers += len(received[name])
+        report.unanswered += len(set(charged) - received[name])
         if len(charged) != len(set(charged)):
             report.broken.append(f"{name} was charged twice for a round")
-        if not seen[name] <= set(charged):
+        if not received[name] <= set(charged):
             report.broken.append(f"{name} has answered rounds that it never charged")
-        if not seen[name] <= answered:
-            report.broken.append(f"{name} has answers out that it did not store")
+        if not received[name] <= answered:
+            report.broken.append(f"{name} has sent answers that it did not store")
 
 
 def judge_accuracy(report: Report) -> None:
-    """Accuracy may differ from undisturbed runs by their noise, not by more."""
+    """Check that accuracy differs from undisturbed runs only by their noise."""
     mean, spread = report.simulated
     for accuracy in report.accuracies:
-        # A model of fewer answers is noisier: four spreads, and half a point.
+        # Fewer answers mean a noisier model: allow four spreads, and half a point.
         if accuracy < mean - 4 * spread - 0.005:
             report.broken.append(
                 f"accuracy {accuracy:.4f} is below {mean:.4f} +- {spread:.4f}"

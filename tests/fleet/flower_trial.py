@@ -1,8 +1,7 @@
 """A fleet over Flower on this machine, for tests and benchmarks; see `fleet.demo`.
 
-SuperLink, SuperNodes and guards are all on loopback, without TLS and as one user,
-which is for a trial only. Flower's programs are told to call nobody: no telemetry, no
-question for updates.
+SuperLink, SuperNodes and guards run on loopback, without TLS and as one user: for tests
+only. Telemetry and update checks of Flower's programs are off.
 """
 
 import os
@@ -40,18 +39,18 @@ class FlowerTrial(TrialFleet):
         ]
 
     def start(self, stack: ExitStack) -> None:
-        """Start everything; the stack ends it."""
+        """Start all processes; the stack stops them."""
         home = self.folder / "flwr"
         home.mkdir(parents=True)
         address = f'address = "127.0.0.1:{self.port}"'
         (home / "config.toml").write_text(
             f"[superlink.trial]\n{address}\ninsecure = true\n"
         )
-        self.held_ports[0].release()  # a SuperLink may not share it
+        self.held_ports[0].release()  # a SuperLink cannot share it
         stack.callback(self.broker.start().stop)
         for device, name in zip(self.devices, self.names, strict=True):
             stack.callback(device.start().stop)
-            wait_until(self._door(name).exists, f"guard {name}", child=device)
+            wait_until(self._socket_path(name).exists, f"guard {name}", child=device)
         wait_until(lambda: listens(self.port), "the SuperLink", child=self.broker)
         for node, held in zip(self.nodes, self._node_ports, strict=True):
             held.release()  # as for the SuperLink
@@ -59,12 +58,12 @@ class FlowerTrial(TrialFleet):
         stack.callback(self.server.start().stop)
 
     def wait(self, on_status: Callable[[dict[str, Any]], None]) -> None:
-        """Wait for the run's end, showing what it does meanwhile."""
+        """Wait for the run's end, and pass on its status until then."""
         super().wait(on_status)
         if not (self.folder / "out" / "run" / "model.npz").exists():
             raise TrainingError(f"the run has failed: see {self.server.log}")
 
-    def _door(self, name: str) -> Path:
+    def _socket_path(self, name: str) -> Path:
         return self.folder / name / "guard.sock"
 
     def _broker(self) -> Child:
@@ -82,7 +81,7 @@ class FlowerTrial(TrialFleet):
             self.data.train.device(m),
             self.terms,
             certs=self.certs,
-            socket=self._door(name),
+            socket=self._socket_path(name),
         )
         return Child(("device", str(policy)), self.log_of(name))
 
@@ -91,7 +90,7 @@ class FlowerTrial(TrialFleet):
             f"{name}-supernode",
             *("flower-supernode", "--insecure", "--port", str(port)),
             *("--superlink", f"127.0.0.1:{self.port}"),
-            *("--node-config", f'guard="{self._door(name).resolve()}"'),
+            *("--node-config", f'guard="{self._socket_path(name).resolve()}"'),
         )
 
     def _server(self) -> Child:
@@ -107,26 +106,31 @@ class FlowerTrial(TrialFleet):
             "name": "demo",
             "dissimilarity": self.data.dissimilarity,
         }
-        words = [
+        pairs = [
             f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
             for key, value in config.items()
         ]
         return self._flower(
             "run",
             *("flwr", "run", str(APP), "trial", "--stream"),
-            *("--run-config", " ".join(words)),
+            *("--run-config", " ".join(pairs)),
         )
 
     def _flower(self, log: str, name: str, *arguments: str) -> Child:
         """Return one of Flower's programs, from this Python's environment."""
-        here = str(Path(sys.executable).parent)
-        program = shutil.which(name, path=here)
+        folder = str(Path(sys.executable).parent)
+        program = shutil.which(name, path=folder)
         if program is None:
             raise MissingExtraError("a fleet over Flower", "flwr", "flower")
-        settings = {
+        environment = {
             "FLWR_HOME": str((self.folder / "flwr").resolve()),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "PATH": f"{here}:{os.environ.get('PATH', '')}",  # they start each other
+            "PATH": f"{folder}:{os.environ.get('PATH', '')}",  # they start each other
         }
-        return Child(arguments, self.log_of(log), command=(program,), settings=settings)
+        return Child(
+            arguments,
+            self.log_of(log),
+            command=(program,),
+            environment=environment,
+        )

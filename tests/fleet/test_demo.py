@@ -1,4 +1,4 @@
-"""The demonstration ends in one line once a part of it has ended."""
+"""The demo fails with one line as soon as one of its processes has ended."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +17,7 @@ TERMS = Terms(epsilon=8, cost=200, communication=4, computation=1)
 @pytest.mark.parametrize(
     ("name", "value"), [("epsilon", -1), ("delta", 2), ("cost", 0), ("computation", -1)]
 )
-def test_terms_that_no_device_would_take_start_nothing(name: str, value: Any) -> None:
+def test_invalid_terms_fail_before_any_process_starts(name: str, value: Any) -> None:
     with pytest.raises(InvalidInputError, match=name):
         replace(TERMS, **{name: value})
 

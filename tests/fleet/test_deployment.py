@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "fleet-device.md").read_text(encoding="utf-8")
 UNIT = ROOT / "deploy" / "systemd" / "fedbudget-device.service"
 
 
-def test_the_documents_policy_is_one(tmp_path: Path) -> None:
+def test_the_policy_in_the_document_is_valid(tmp_path: Path) -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     path = tmp_path / "policy.toml"
     key = Signer.generate().public_key
@@ -32,7 +32,7 @@ def test_the_documents_policy_is_one(tmp_path: Path) -> None:
     assert policy.broker.identity is not None
 
 
-def test_the_documents_schema_is_one() -> None:
+def test_the_schema_in_the_document_is_valid() -> None:
     (text,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     schema = Schema.from_dict(json.loads(text))
     names = ("heat", "site=roof", "site=cellar", "intercept")
@@ -40,8 +40,8 @@ def test_the_documents_schema_is_one() -> None:
 
 
 def test_the_document_explains_every_refusal() -> None:
-    told = set(re.findall(r"`([a-z-]+)`", PAGE))
-    assert set(REFUSALS) <= told
+    codes = set(re.findall(r"`([a-z-]+)`", PAGE))
+    assert set(REFUSALS) <= codes
 
 
 def test_the_unit_runs_the_command_with_its_own_ledger() -> None:

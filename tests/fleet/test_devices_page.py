@@ -1,6 +1,6 @@
-"""docs/how-to/devices.md runs as it stands: broker, device, coordinator, in that order.
+"""docs/how-to/devices.md runs as written: broker, device, coordinator, in that order.
 
-Only the ports are others, for those on the page may be taken.
+Only the ports differ, because those on the page may be in use.
 """
 
 import os
@@ -35,11 +35,11 @@ def started(command: list[str], folder: Path, log: Path) -> Iterator[None]:
 
 
 def port_in(log: Path) -> str:
-    """Return the port that a broker says it listens on, once it does."""
+    """Return the port in a broker's log, once it listens."""
     for _ in range(600):
-        said = re.search(r"listening on \S+:(\d+)\n", log.read_text(encoding="utf-8"))
-        if said:
-            return said[1]
+        match = re.search(r"listening on \S+:(\d+)\n", log.read_text(encoding="utf-8"))
+        if match:
+            return match[1]
         time.sleep(0.1)
     raise AssertionError(f"no port in: {log.read_text(encoding='utf-8')}")
 

@@ -1,4 +1,4 @@
-"""Real processes, killed at random: a short campaign; benchmarks/fleet has the long."""
+"""Real processes, killed at random: a short campaign; the long one is a benchmark."""
 
 from pathlib import Path
 
@@ -29,8 +29,8 @@ def test_ten_kills_leave_ledgers_and_model_whole(tmp_path: Path, broker: str) ->
     assert report.charges >= report.answers > 0
 
 
-def test_the_audit_finds_what_is_broken() -> None:
-    # What it says of good files means something only if bad ones do not pass.
+def test_the_audit_finds_violations() -> None:
+    # The audit of valid files means something only if invalid ones do not pass.
     report = Report(accuracies=[0.5], simulated=(0.8, 0.01))
     judge_accuracy(report)
     assert len(report.broken) == 1

@@ -40,16 +40,16 @@ def test_scikit_learn_predicts_the_same(model: LinearModel) -> None:
     else:
         assert (fitted.predict(X) == model.predict(X)).all()
     if model.loss in ("logistic", "softmax"):
-        chances = fitted.predict_proba(X)
+        probabilities = fitted.predict_proba(X)
         scores = model.model.scores(model.theta, X)
-        right = np.zeros(len(X), dtype=np.int64)
-        assert -np.log(chances[:, 0]) == pytest.approx(
-            model.model.losses(scores, right), rel=1e-4
+        labels = np.zeros(len(X), dtype=np.int64)
+        assert -np.log(probabilities[:, 0]) == pytest.approx(
+            model.model.losses(scores, labels), rel=1e-4
         )
 
 
 @pytest.mark.parametrize("name", ["logistic", "hinge", "huber", "softmax"])
-def test_there_and_back_through_scikit_learn(name: str) -> None:
+def test_a_round_trip_through_scikit_learn(name: str) -> None:
     model = MODELS[name]
     back = LinearModel.from_sklearn(model.to_sklearn())
     assert (back.theta == model.theta).all()
@@ -65,18 +65,18 @@ def test_onnx_runtime_predicts_the_same(model: LinearModel) -> None:
     data = to_onnx(model)
     session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    found = dict(zip(names, session.run(None, {"rows": X}), strict=True))
+    outputs = dict(zip(names, session.run(None, {"rows": X}), strict=True))
     scores = model.model.scores(model.theta, X)
     if model.loss == "huber":
-        assert found["value"][:, 0] == pytest.approx(scores, abs=1e-5)
+        assert outputs["value"][:, 0] == pytest.approx(scores, abs=1e-5)
     else:
         assert model.classes is not None
-        assert (np.array(model.classes)[found["label"]] == model.predict(X)).all()
+        assert (np.array(model.classes)[outputs["label"]] == model.predict(X)).all()
     if model.loss == "hinge":
-        assert found["score"][:, 0] == pytest.approx(scores, abs=1e-5)
-    if "probabilities" in found:
+        assert outputs["score"][:, 0] == pytest.approx(scores, abs=1e-5)
+    if "probabilities" in outputs:
         expected = model.to_sklearn().predict_proba(X)
-        assert found["probabilities"] == pytest.approx(expected, abs=1e-5)
+        assert outputs["probabilities"] == pytest.approx(expected, abs=1e-5)
     back = from_onnx(data)
     assert back.theta == pytest.approx(model.theta, rel=1e-6)
     assert back.to_dict() | {"weights": 0} == model.to_dict() | {"weights": 0}
@@ -93,18 +93,18 @@ def test_onnx_files_of_others_are_refused() -> None:
         from_onnx(empty.SerializeToString())
 
 
-def test_what_cannot_be_taken_over() -> None:
+def test_only_linear_models_without_intercept_are_imported() -> None:
     from sklearn.linear_model import LogisticRegression
     from sklearn.tree import DecisionTreeClassifier
 
     y = X[:, 0] > 0
     with pytest.raises(InvalidInputError, match="fit_intercept=False"):
         LinearModel.from_sklearn(LogisticRegression().fit(X, y))
-    with pytest.raises(InvalidInputError, match="no fitted linear model"):
+    with pytest.raises(InvalidInputError, match="not a fitted linear model"):
         LinearModel.from_sklearn(DecisionTreeClassifier().fit(X, y))
     fitted = LogisticRegression(fit_intercept=False).fit(X, y)
-    taken = LinearModel.from_sklearn(fitted)
-    assert (taken.predict(X) == fitted.predict(X).astype(str)).all()
+    imported = LinearModel.from_sklearn(fitted)
+    assert (imported.predict(X) == fitted.predict(X).astype(str)).all()
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_a_run_is_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     out = folder / "model.json"
     result = run(capsys, "export", str(folder), str(out))
     assert result.code == 0
-    assert "promised: (4, 0.0001)-differential privacy" in result.words
-    assert "follows from seed 0, and nothing is promised" in result.words
+    assert "privacy: (4, 0.0001)-differential privacy" in result.words
+    assert "follows from seed 0: no privacy guarantee against" in result.words
     assert json.loads(out.read_text()) == model.to_dict()
     import joblib
 
@@ -157,7 +157,7 @@ def test_a_run_is_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run(capsys, "export", str(folder), str(folder / "m.onnx")).code == 0
 
 
-def test_what_cannot_be_exported(
+def test_exports_that_fail_say_why(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = run(capsys, "export", str(folder), "m.pdf")

@@ -1,4 +1,4 @@
-"""docs/plan.schema.json is what the code makes, and plans keep it."""
+"""docs/plan.schema.json is what the code generates, and plans are valid."""
 
 import json
 from pathlib import Path
@@ -32,13 +32,13 @@ def test_the_published_file_is_a_schema() -> None:
 
 
 @pytest.mark.parametrize("planner", ["joint", "bound", "paper"])
-def test_every_plan_keeps_it(planner: str) -> None:
-    made = plan(planner=planner)
-    for each in (made, made.without_privacy()):
+def test_every_plan_is_valid(planner: str) -> None:
+    private = plan(planner=planner)
+    for each in (private, private.without_privacy()):
         jsonschema.validate(json.loads(json.dumps(each.to_dict())), SCHEMA)
 
 
-def test_the_output_of_the_command_keeps_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_the_command_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
     result = run(capsys, "plan", *FLEET, "--json")
     jsonschema.validate(json.loads(result.out), SCHEMA)
 
@@ -59,7 +59,7 @@ def test_the_output_of_the_command_keeps_it(capsys: pytest.CaptureFixture[str]) 
         {"surprise": 1},
     ],
 )
-def test_what_is_no_plan_breaks_it(change: dict[str, Any]) -> None:
+def test_other_values_are_invalid(change: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(PLAN.to_dict() | change, SCHEMA)
 
@@ -71,6 +71,6 @@ def test_every_key_is_needed(name: str) -> None:
         jsonschema.validate(lacking, SCHEMA)
 
 
-def test_what_keeps_it_reads_back_as_a_plan() -> None:
+def test_a_valid_plan_is_read_back() -> None:
     again = fb.Plan.from_dict(json.loads(json.dumps(PLAN.to_dict())))
     assert np.array_equal(again.noise_std, PLAN.noise_std)

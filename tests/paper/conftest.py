@@ -1,4 +1,4 @@
-"""A tiny evaluation that all tests of the package look at."""
+"""A tiny evaluation that all tests of the package share."""
 
 from dataclasses import replace
 from pathlib import Path

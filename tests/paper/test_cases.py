@@ -1,4 +1,4 @@
-"""Grid points are plans that spend what they say, on every split."""
+"""Grid points are plans that spend their stated epsilon and cost, on every split."""
 
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ from fedbudget.paper.cases import (
     Point,
     case_named,
     first_rounds,
-    most_rounds,
-    moved,
+    max_rounds,
+    move_to_split,
     power_weights,
 )
 from fedbudget.paper.grid import Search, full_grid, paper_grid
@@ -53,10 +53,10 @@ def test_a_plan_moved_to_another_split_is_as_private() -> None:
     case = case_named("Adult-2")
     first, second = case.load(repeat=0), case.load(repeat=1)
     plan = Maker(first.problem(loss=case.loss), "gdp").plan(POINT)
-    there = moved(plan, second)
-    assert there.num_samples.tolist() == second.num_samples.tolist()
-    assert there.noise_multiplier == pytest.approx(plan.noise_multiplier)
-    assert moved(plan, first) is plan
+    other = move_to_split(plan, second)
+    assert other.num_samples.tolist() == second.num_samples.tolist()
+    assert other.noise_multiplier == pytest.approx(plan.noise_multiplier)
+    assert move_to_split(plan, first) is plan
 
 
 def test_the_first_rounds_of_a_run_keep_its_noise() -> None:
@@ -70,13 +70,13 @@ def test_weights_as_a_power_of_rows() -> None:
     assert power_weights(np.array([1, 4]), 0.5) == pytest.approx([1 / 3, 2 / 3])
 
 
-@pytest.mark.parametrize(("epsilon", "really"), [(1, 70.75), (10, 93.18)])
+@pytest.mark.parametrize(("epsilon", "spent"), [(1, 70.75), (10, 93.18)])
 def test_the_printed_noise_spends_what_the_erratum_says(
-    epsilon: float, really: float
+    epsilon: float, spent: float
 ) -> None:
     plan = Maker(PROBLEM, "zcdp").plan(replace(POINT, epsilon=epsilon))
     assert printed_noise(plan, epsilon=epsilon).epsilon == pytest.approx(
-        [really, really], abs=0.01
+        [spent, spent], abs=0.01
     )
 
 
@@ -84,28 +84,28 @@ def test_the_grid_is_complete_for_the_papers_taus() -> None:
     points = paper_grid(FULL)
     assert max(point.cost for point in points) <= 1000
     for tau in range(1, 21):
-        found = {p.rounds for p in points if p.tau == tau and p.learning_rate == 16}
-        assert found == set(range(1, most_rounds(tau, 1000) + 1))
+        rounds = {p.rounds for p in points if p.tau == tau and p.learning_rate == 16}
+        assert rounds == set(range(1, max_rounds(tau, 1000) + 1))
     assert {p.learning_rate for p in points} == set(FULL.rates)
 
 
 def test_the_full_grid_varies_all_that_is_planned() -> None:
-    points = full_grid(QUICK, alike=False)
+    points = full_grid(QUICK, iid=False)
     assert {p.power for p in points} == set(QUICK.powers)
     assert {p.momentum for p in points} == set(QUICK.momenta)
-    assert {p.drift_control for p in points} == {False, True}
-    alike = full_grid(QUICK, alike=True)
-    assert {(p.power, p.drift_control) for p in alike} == {(QUICK.powers[0], False)}
-    assert all(p.tau > 1 and p.rounds > 1 for p in points if p.drift_control)
+    assert {p.drift_correction for p in points} == {False, True}
+    iid = full_grid(QUICK, iid=True)
+    assert {(p.power, p.drift_correction) for p in iid} == {(QUICK.powers[0], False)}
+    assert all(p.tau > 1 and p.rounds > 1 for p in points if p.drift_correction)
     assert all(p.rounds >= 3 for p in points if p.momentum > 0)
 
 
 def test_a_search_picks_within_the_budget_and_the_cheapest_on_ties() -> None:
-    cheap, dear = POINT, replace(POINT, rounds=8)
-    found = Search(points=[dear, cheap], accuracy=np.array([0.8, 0.8]), seconds=0)
-    assert found.ranked(4, 1000)[0] == cheap
-    better = Search(points=[dear, cheap], accuracy=np.array([0.9, 0.8]), seconds=0)
-    assert better.ranked(4, 1000) == [dear, cheap]
+    cheap, expensive = POINT, replace(POINT, rounds=8)
+    tie = Search(points=[expensive, cheap], accuracy=np.array([0.8, 0.8]), seconds=0)
+    assert tie.ranked(4, 1000)[0] == cheap
+    better = Search(points=[expensive, cheap], accuracy=np.array([0.9, 0.8]), seconds=0)
+    assert better.ranked(4, 1000) == [expensive, cheap]
     assert better.ranked(4, 500) == [cheap]
     assert better.ranked(1, 1000) == []
 

@@ -1,4 +1,4 @@
-"""Claims are judged by what rows say, not by what the paper says."""
+"""Claims are judged by the rows, not by the paper."""
 
 from dataclasses import replace
 
@@ -7,9 +7,9 @@ import pytest
 
 from fedbudget.paper.cases import Scale, case_named
 from fedbudget.paper.claims import (
+    DOES_NOT_HOLD,
     HOLDS,
     IN_PART,
-    NOT,
     UNDECIDED,
     Claim,
     all_claims,
@@ -33,11 +33,11 @@ def made_up(
     cost_gain: float = 0.0,
     best_taus: dict[float, int] | None = None,
 ) -> list[Row]:
-    """Rows of a world in which effects are what they are said to be."""
+    """Rows with these effects and very little noise."""
     rows: list[Row] = []
 
     def add(
-        scheme: str, epsilon: float, cost: float, accuracy: float, **says: float
+        scheme: str, epsilon: float, cost: float, accuracy: float, **columns: float
     ) -> None:
         for repeat in range(3):
             noise = 1e-4 * np.sin(17 * repeat + len(rows))
@@ -54,7 +54,7 @@ def made_up(
                     "rounds": 9,
                     "learning_rate": 4.0,
                 }
-                | says
+                | columns
             )
 
     for rate in tiny.rates:
@@ -75,32 +75,32 @@ def made_up(
 
 
 def verdicts(tiny: Scale, rows: list[Row]) -> dict[str, str]:
-    found = all_claims(Runs(rows), {tiny.cases[0].name: 4.0}, tiny)
-    return {claim.number: claim.verdict for claim in found}
+    claims = all_claims(Runs(rows), {tiny.cases[0].name: 4.0}, tiny)
+    return {claim.number: claim.verdict for claim in claims}
 
 
 def test_what_holds_is_said_to_hold(tiny: Scale) -> None:
-    found = verdicts(tiny, made_up(tiny, tau_gain=0.05, cost_gain=0.1))
-    assert found["1a"] == found["1b"] == HOLDS
-    assert found["2a"] == found["2c"] == HOLDS
-    assert found["4a"] == found["4b"] == HOLDS
-    assert found["4a'"] == NOT  # accuracy does not depend on epsilon there
-    assert found["3a"] == NOT  # nor does the best tau
+    answers = verdicts(tiny, made_up(tiny, tau_gain=0.05, cost_gain=0.1))
+    assert answers["1a"] == answers["1b"] == HOLDS
+    assert answers["2a"] == answers["2c"] == HOLDS
+    assert answers["4a"] == answers["4b"] == HOLDS
+    assert answers["4a'"] == DOES_NOT_HOLD  # accuracy does not depend on epsilon there
+    assert answers["3a"] == DOES_NOT_HOLD  # nor does the best tau
 
 
 def test_what_does_not_hold_is_said_not_to(tiny: Scale) -> None:
-    found = verdicts(tiny, made_up(tiny, tau_gain=-0.05, cost_gain=-0.1))
-    assert found["1a"] == found["1b"] == found["4a"] == NOT
+    answers = verdicts(tiny, made_up(tiny, tau_gain=-0.05, cost_gain=-0.1))
+    assert answers["1a"] == answers["1b"] == answers["4a"] == DOES_NOT_HOLD
 
 
 def test_a_tau_that_grows_with_epsilon_is_seen(tiny: Scale) -> None:
-    found = verdicts(tiny, made_up(tiny, best_taus={1: 1, 10: 10}))
-    assert found["3a"] == found["3b"] == HOLDS
-    assert found["3a'"] == found["3b'"] == NOT  # cost has no part in it
-    assert found["3c"] == NOT  # the planners choose 10 always
-    assert found["2a"] == NOT  # which is right for half of the settings
+    answers = verdicts(tiny, made_up(tiny, best_taus={1: 1, 10: 10}))
+    assert answers["3a"] == answers["3b"] == HOLDS
+    assert answers["3a'"] == answers["3b'"] == DOES_NOT_HOLD  # cost has no part in it
+    assert answers["3c"] == DOES_NOT_HOLD  # the planners choose 10 always
+    assert answers["2a"] == DOES_NOT_HOLD  # which is right for half of the settings
     reverse = verdicts(tiny, made_up(tiny, best_taus={1: 10, 10: 1}))
-    assert reverse["3a"] == reverse["3b"] == NOT
+    assert reverse["3a"] == reverse["3b"] == DOES_NOT_HOLD
 
 
 def test_regret_is_what_the_grid_has_more(tiny: Scale) -> None:
@@ -109,10 +109,10 @@ def test_regret_is_what_the_grid_has_more(tiny: Scale) -> None:
         {"scheme": name, "seconds": 0.5}
         for name in ("joint", "bound", "paper", "paper-tuned")
     ]
-    found = {each.planner: each for each in regrets(Runs(rows), plans, tiny)}
-    assert found["joint"].mean.mean == pytest.approx(1.0, abs=0.05)
-    assert found["bound"].worst == pytest.approx(11.0, abs=0.1)
-    assert [each.reads for each in found.values()] == [False, False, False, True]
+    by_planner = {each.planner: each for each in regrets(Runs(rows), plans, tiny)}
+    assert by_planner["joint"].mean.mean == pytest.approx(1.0, abs=0.05)
+    assert by_planner["bound"].worst == pytest.approx(11.0, abs=0.1)
+    assert [each.reads for each in by_planner.values()] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def test_regret_is_what_the_grid_has_more(tiny: Scale) -> None:
         (10, 0, 1, HOLDS),
         (9, 1, 1, HOLDS),
         (4, 1, 0, IN_PART),
-        (4, 1, -1, NOT),  # on average the reverse is true
-        (4, 5, 1, NOT),
+        (4, 1, -1, DOES_NOT_HOLD),  # on average the reverse is true
+        (4, 5, 1, DOES_NOT_HOLD),
         (1, 0, 1, IN_PART),
-        (1, 0, 0, NOT),
-        (0, 0, 1, NOT),
+        (1, 0, 0, DOES_NOT_HOLD),
+        (0, 0, 1, DOES_NOT_HOLD),
     ],
 )
 def test_verdicts(holds: int, against: int, sign: int, verdict: str) -> None:
@@ -134,7 +134,7 @@ def test_verdicts(holds: int, against: int, sign: int, verdict: str) -> None:
 
 @pytest.mark.parametrize(
     ("holds", "sign", "verdict"),
-    [(9, 0, HOLDS), (5, 1, IN_PART), (5, 0, UNDECIDED), (5, -1, NOT)],
+    [(9, 0, HOLDS), (5, 1, IN_PART), (5, 0, UNDECIDED), (5, -1, DOES_NOT_HOLD)],
 )
 def test_settings_that_count_by_their_sign_alone_decide_little(
     holds: int, sign: int, verdict: str
@@ -167,8 +167,8 @@ def test_close_taus() -> None:
 
 def test_intervals_cover_as_often_as_they_say() -> None:
     rng = np.random.default_rng(0)
-    found = [mean_interval(rng.normal(size=5)) for _ in range(2000)]
-    assert np.mean([each.low <= 0 <= each.high for each in found]) == pytest.approx(
+    estimates = [mean_interval(rng.normal(size=5)) for _ in range(2000)]
+    assert np.mean([each.low <= 0 <= each.high for each in estimates]) == pytest.approx(
         0.95, abs=0.015
     )
     assert np.isnan(mean_interval([1.0]).low)
@@ -178,21 +178,23 @@ def test_pairs_are_of_the_same_repeat() -> None:
     assert paired(np.array([3.0, 5.0, 7.0]), np.array([1.0, 2.0])).tolist() == [2, 3]
 
 
-@pytest.mark.parametrize(("unlike", "other", "verdict"), [(1, 5, HOLDS), (5, 1, NOT)])
+@pytest.mark.parametrize(
+    ("exception", "other", "verdict"), [(1, 5, HOLDS), (5, 1, DOES_NOT_HOLD)]
+)
 def test_the_fifth_claim_compares_cases(
-    tiny: Scale, unlike: float, other: float, verdict: str
+    tiny: Scale, exception: float, other: float, verdict: str
 ) -> None:
     """Epsilon matters less on Adult-1: accuracy gains fewer points there."""
     scale = replace(tiny, cases=(case_named("adult-1"), case_named("adult-2")))
     rows = []
-    for case, gain in (("Adult-1", unlike), ("Adult-2", other)):
+    for case, gain in (("Adult-1", exception), ("Adult-2", other)):
         for row in made_up(tiny, tau_gain=0.05, cost_gain=0.1):
-            more = gain / 100 if row["epsilon"] == 10 else 0.0
-            accuracy = row["test_accuracy"] + more
+            added = gain / 100 if row["epsilon"] == 10 else 0.0
+            accuracy = row["test_accuracy"] + added
             rows.append(row | {"case": case, "test_accuracy": accuracy})
     assert "5a" not in verdicts(tiny, rows)  # one case alone
     rates = {"Adult-1": 4.0, "Adult-2": 4.0}
-    found = {claim.number: claim for claim in all_claims(Runs(rows), rates, scale)}
-    assert found["5a"].verdict == found["5b"].verdict == verdict
-    assert found["5a"].effect.mean == pytest.approx(other - unlike, abs=0.1)
-    assert found["5a'"].verdict == NOT  # C matters the same in both
+    claims = {claim.number: claim for claim in all_claims(Runs(rows), rates, scale)}
+    assert claims["5a"].verdict == claims["5b"].verdict == verdict
+    assert claims["5a"].effect.mean == pytest.approx(other - exception, abs=0.1)
+    assert claims["5a'"].verdict == DOES_NOT_HOLD  # C matters the same in both

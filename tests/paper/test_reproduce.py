@@ -1,4 +1,4 @@
-"""The evaluation runs, is written, and goes on where it stopped."""
+"""The evaluation runs, writes its report, and continues where it stopped."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from fedbudget.paper import evaluation, lab
 from fedbudget.paper.blocks import Heading, to_markdown
 from fedbudget.paper.cases import FULL, Maker, Point, Scale, case_named
 from fedbudget.paper.evaluation import evaluate
-from fedbudget.paper.figures import described
+from fedbudget.paper.figures import figure_files
 from fedbudget.paper.lab import Entry, Row, Store, read_table
 from fedbudget.paper.planners import PLANNERS
 from fedbudget.paper.reproduce import read_report
@@ -33,8 +33,8 @@ ROOT = Path(__file__).parents[2]
 def test_the_package_says_which_modules_it_has() -> None:
     (folder,) = paper.__path__
     names = {path.stem for path in Path(folder).glob("*.py")} - {"__init__"}
-    told = re.findall(r"^([a-z]+) +\S", paper.__doc__ or "", flags=re.MULTILINE)
-    assert sorted(told) == sorted(names)
+    listed = re.findall(r"^([a-z]+) +\S", paper.__doc__ or "", flags=re.MULTILINE)
+    assert sorted(listed) == sorted(names)
 
 
 def runs_of(folder: Path) -> Runs:
@@ -42,10 +42,10 @@ def runs_of(folder: Path) -> Runs:
 
 
 def test_everything_is_written(finished: Path) -> None:
-    drawn = {path.name for path in (finished / "figures").iterdir()}
+    files = {path.name for path in (finished / "figures").iterdir()}
     names = ("figure1", "figure2-paper", "figure2-fedbudget", "figure3", "figure4")
     for name in (*names, "figure5"):
-        assert {f"{name}.{kind}" for kind in ("svg", "pdf", "png")} <= drawn
+        assert {f"{name}.{kind}" for kind in ("svg", "pdf", "png")} <= files
     for name in ("runs", "searches", "plans", "baselines"):
         assert (finished / "numbers" / f"{name}.parquet").stat().st_size > 0
         assert (finished / "numbers" / f"{name}.csv").stat().st_size > 0
@@ -64,9 +64,9 @@ def test_the_printed_noise_stands_in_red(finished: Path) -> None:
 def test_rows_say_what_a_run_of_their_plan_measures(
     finished: Path, tiny: Scale
 ) -> None:
-    found = runs_of(finished).rows("Adult-2", "joint", 10, 1000)
+    rows = runs_of(finished).rows("Adult-2", "joint", 10, 1000)
     case = case_named("Adult-2")
-    for row in found:
+    for row in rows:
         data = case.load(repeat=row["repeat"])
         budget = fb.Budget(epsilon=10, delta=1e-4, cost=1000)
         prices = fb.Prices(communication=100, computation=1)
@@ -78,27 +78,27 @@ def test_rows_say_what_a_run_of_their_plan_measures(
         assert run.measured["test_accuracy"] == pytest.approx(
             row["test_accuracy"], abs=2e-3
         )
-    assert len(found) == tiny.repeats
+    assert len(rows) == tiny.repeats
 
 
 def test_the_grid_is_picked_on_one_noise_and_scored_on_another(
     finished: Path, tiny: Scale, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: dict[str, set[int]] = {}
-    run_them = lab.Lab.run
+    original = lab.Lab.run
 
-    def listen(
+    def record(
         self: lab.Lab, part: str, entries: list[Entry], *, repeats: range, noise: int
     ) -> list[Row]:
         seeds.setdefault(part, set()).update(noise + repeat for repeat in repeats)
-        return run_them(self, part, entries, repeats=repeats, noise=noise)
+        return original(self, part, entries, repeats=repeats, noise=noise)
 
-    monkeypatch.setattr(lab.Lab, "run", listen)
+    monkeypatch.setattr(lab.Lab, "run", record)
     evaluate(tiny, Store(finished / "parts", version="0"))
     scored = seeds.pop("planned") | seeds.pop("curves")
     assert set(seeds) == {"paper-grid", "full-grid", "full-grid-finals", "rates"}
     assert scored.isdisjoint(seed for each in seeds.values() for seed in each)
-    # The finals are run on other splits and noise than what chose them.
+    # The finals are run on other splits and noise than the screening.
     assert not seeds["full-grid"] & seeds["full-grid-finals"]
     assert lab.SCORING + FULL.repeats <= lab.PICKING
 
@@ -107,7 +107,7 @@ def test_the_grid_is_picked_on_one_noise_and_scored_on_another(
     ("change", "same"),
     [
         ({"tau": 2}, False),
-        ({"drift_control": True}, False),
+        ({"drift_correction": True}, False),
         ({"momentum": 0.5}, False),
         ({"noise_std": np.array([2.0, 2.0])}, False),
         ({"reasons": ("another",)}, True),
@@ -119,20 +119,20 @@ def test_plans_are_told_apart_by_what_they_run(
     problem = fb.Problem(num_samples=[100, 900], dim=5, loss="logistic")
     point = Point(epsilon=4, tau=5, rounds=3, learning_rate=2.0)
     plan = Maker(problem, "gdp").plan(point)
-    kept, which = lab.distinct([plan, replace(plan, **change)])  # type: ignore[arg-type]
-    assert (len(kept), which) == ((1, [0, 0]) if same else (2, [0, 1]))
+    unique, positions = lab.distinct([plan, replace(plan, **change)])  # type: ignore[arg-type]
+    assert (len(unique), positions) == ((1, [0, 0]) if same else (2, [0, 1]))
 
 
 def test_a_finished_part_is_not_run_again(
     finished: Path, tiny: Scale, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a run that is there was run again")
+        raise AssertionError("a finished run was run again")
 
     monkeypatch.setattr(lab, "sweep", refuse)
     again = evaluate(tiny, Store(finished / "parts", version="0"))
     assert again.runs == read_table(finished / "numbers" / "runs.parquet")
-    assert again.found_seconds > 0
+    assert again.cached_seconds > 0
     with pytest.raises(AssertionError, match="run again"):
         evaluate(tiny, Store(finished / "parts", version="1"))
 
@@ -151,20 +151,20 @@ def test_baselines_say_what_they_spend_and_measure(finished: Path) -> None:
         "centralised, private": {1, 10},
     }
     case = case_named("Adult-2")
-    (found,) = [row for row in rows if row["baseline"] == "constant"]
-    alone = baselines.constant(case.load(repeat=found["repeat"]), loss=case.loss)
-    assert found["test_accuracy"] == alone.measured["test_accuracy"]
+    (row,) = [row for row in rows if row["baseline"] == "constant"]
+    direct = baselines.constant(case.load(repeat=row["repeat"]), loss=case.loss)
+    assert row["test_accuracy"] == direct.measured["test_accuracy"]
 
 
 def test_a_damaged_part_is_made_again(tmp_path: Path) -> None:
     store = Store(tmp_path, version="0")
-    made = store.kept("a", ["key"], lambda: [{"x": 1}])
+    made = store.cached("a", ["key"], lambda: [{"x": 1}])
     (part,) = tmp_path.glob("a-*.parquet")
     part.write_bytes(b"half")
-    again = store.kept("a", ["key"], lambda: [{"x": 2}])
-    # Neither was there: the seconds that it took are of this run.
+    again = store.cached("a", ["key"], lambda: [{"x": 2}])
+    # Neither was on disk: its time counts as that of this run.
     assert (made, again) == (([{"x": 1}], False), ([{"x": 2}], False))
-    assert store.kept("a", ["key"], lambda: [{"x": 3}]) == ([{"x": 2}], True)
+    assert store.cached("a", ["key"], lambda: [{"x": 3}]) == ([{"x": 2}], True)
 
 
 def test_baselines_of_the_standin_are_not_those_of_a_real_file(
@@ -172,8 +172,8 @@ def test_baselines_of_the_standin_are_not_those_of_a_real_file(
 ) -> None:
     real = write_mat(tmp_path / "vehicle.mat")
     raw = real.read_bytes()
-    known = hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest()
-    monkeypatch.setattr("fedbudget.data.vehicle.GIT_BLOB", known)
+    digest = hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest()
+    monkeypatch.setattr("fedbudget.data.vehicle.GIT_BLOB", digest)
     monkeypatch.setattr(  # all of them would take long on the stand-in
         evaluation,
         "baselines_of",
@@ -183,9 +183,9 @@ def test_baselines_of_the_standin_are_not_those_of_a_real_file(
 
     def devices(vehicle: str | None) -> tuple[int, bool]:
         case = case_named("Vehicle-1")
-        there = lab.Lab(case=case, store=store, vehicle=vehicle)
-        (row,) = evaluation.baseline_rows(there, tiny)
-        return row["devices"], there.found_seconds > 0
+        case_lab = lab.Lab(case=case, store=store, vehicle=vehicle)
+        (row,) = evaluation.baseline_rows(case_lab, tiny)
+        return row["devices"], case_lab.cached_seconds > 0
 
     assert devices(None) == (23, False)
     assert devices(str(real)) == (3, False)
@@ -219,8 +219,8 @@ def test_a_folder_without_an_evaluation_is_refused(tmp_path: Path) -> None:
 
 def test_sentences_say_what_the_folder_says(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "numbers", tmp_path / "numbers")
-    told = json.loads((finished / "about.json").read_text()) | {"cores": 7}
-    (tmp_path / "about.json").write_text(json.dumps(told))
+    about = json.loads((finished / "about.json").read_text()) | {"cores": 7}
+    (tmp_path / "about.json").write_text(json.dumps(about))
     blocks, figures = read_report(tmp_path)
     text = to_markdown("", blocks, str(figures))
     assert "minutes of runs on 7 cores" in text
@@ -228,14 +228,14 @@ def test_sentences_say_what_the_folder_says(finished: Path, tmp_path: Path) -> N
         row["spent_epsilon"]
         for row in runs_of(finished).rows("Adult-2", "printed-sigma", 1, 1000)
     }
-    assert f"would spend {spent:.1f} where it says 1:" in text
+    assert f"spends eps = {spent:.1f} where the paper states 1." in text
     # As the equation says: K = tau C / (c1 + c2 tau), in whole rounds.
     assert "10 times as far" in text
     assert "90 steps against 9" in text
 
 
 def test_the_committed_page_has_the_words_of_this_program(finished: Path) -> None:
-    """Its numbers come from a run of half an hour; what depends on none is held."""
+    """Its numbers come from a run of half an hour; its words must be up to date."""
     committed = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     blocks, figures = read_report(finished)
     claims = next(i for i, b in enumerate(blocks) if b == Heading("The claims"))
@@ -249,19 +249,19 @@ def test_a_folder_of_an_older_program_is_refused(
     finished: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(finished / "numbers", tmp_path / "numbers")
-    told = json.loads((finished / "about.json").read_text())
-    del told["cores"]
-    (tmp_path / "about.json").write_text(json.dumps(told))
+    about = json.loads((finished / "about.json").read_text())
+    del about["cores"]
+    (tmp_path / "about.json").write_text(json.dumps(about))
     with pytest.raises(fb.RecordError, match="run fedbudget paper --out"):
         read_report(tmp_path)
 
 
 def test_about_says_what_was_run(finished: Path) -> None:
-    told = json.loads((finished / "about.json").read_text())
-    assert [case["name"] for case in told["scale"]["cases"]] == ["Adult-2"]
-    assert told["seconds"] > 0
-    assert np.isfinite(told["seconds"])
-    assert told["cores"] == os.cpu_count()
+    about = json.loads((finished / "about.json").read_text())
+    assert [case["name"] for case in about["scale"]["cases"]] == ["Adult-2"]
+    assert about["seconds"] > 0
+    assert np.isfinite(about["seconds"])
+    assert about["cores"] == os.cpu_count()
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -276,16 +276,16 @@ def test_the_command_says_what_it_found(
     monkeypatch.setattr("fedbudget.__version__", "0")
     monkeypatch.setattr(  # they are drawn already
         "fedbudget.paper.reproduce.draw_all",
-        lambda found, folder, vehicle: described(found, vehicle=vehicle),
+        lambda findings, folder, vehicle: figure_files(findings, vehicle=vehicle),
     )
     options = ("--json",) if as_json else ()
     result = run(capsys, "paper", "--quick", "--out", str(finished), *options)
     assert result.code == 0
-    assert "Adult-2: paper-grid found" in result.err
+    assert "Adult-2: paper-grid (from disk)" in result.err
     if as_json:
-        told = json.loads(result.out)
-        assert [claim["number"] for claim in told["claims"]][:2] == ["1a", "1b"]
-        assert {each["planner"] for each in told["regret"]} == set(PLANNERS)
+        about = json.loads(result.out)
+        assert [claim["number"] for claim in about["claims"]][:2] == ["1a", "1b"]
+        assert {each["planner"] for each in about["regret"]} == set(PLANNERS)
     else:
         assert "reads rows" in result.out
         assert str(finished / "index.html") in result.out.replace("\n", "")

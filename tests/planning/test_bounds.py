@@ -18,7 +18,7 @@ PRICES = fb.Prices(communication=100, computation=1)
 ADULT = fb.Problem(num_samples=[1628] * 16, dim=102)
 
 
-def known(**values: float) -> fb.Problem:
+def problem_with(**values: float) -> fb.Problem:
     constants = {
         name: fb.Constant(value=value, source="assumed")
         for name, value in values.items()
@@ -29,13 +29,13 @@ def known(**values: float) -> fb.Problem:
 def test_noise_floor_is_the_papers_b_by_hand() -> None:
     # eta=0.1, L=2, lam=0.5, M=4, tau=3, xi^2 + d sigma^2 = 6 on every device:
     # (0.1*2 + 0.01*4*2*4) / (2*0.5*4) * 6 = 0.78
-    problem = known(smoothness=2.0, strong_convexity=0.5)
+    problem = problem_with(smoothness=2.0, strong_convexity=0.5)
     assert float(noise_floor(problem, 3, 0.1, (6 / 4, 6.0))) == pytest.approx(0.78)
 
 
 def test_the_printed_bound_is_below_the_truth() -> None:
     # Erratum 3: gradient descent on f(x) = x^2/2 from alpha = 1/2, without noise.
-    problem = known(smoothness=1.0, strong_convexity=1.0, initial_gap=0.5)
+    problem = problem_with(smoothness=1.0, strong_convexity=1.0, initial_gap=0.5)
     x = 1.0
     for _ in range(10):
         x -= 0.01 * x
@@ -50,7 +50,7 @@ def test_the_printed_bound_is_below_the_truth() -> None:
 
 def test_the_sound_bound_holds_for_noisy_descent() -> None:
     rng = np.random.default_rng(0)
-    problem = known(smoothness=1.0, strong_convexity=1.0, initial_gap=0.5)
+    problem = problem_with(smoothness=1.0, strong_convexity=1.0, initial_gap=0.5)
     eta, sigma, runs = 0.3, 0.8, 100_000
     x = np.ones(runs)
     for steps in range(1, 30):
@@ -63,7 +63,7 @@ def test_the_sound_bound_holds_for_noisy_descent() -> None:
 
 
 @pytest.mark.parametrize("tau", [1, 2, 10, 20])
-def test_the_largest_rate_just_keeps_the_step_condition(tau: int) -> None:
+def test_the_largest_rate_just_satisfies_the_step_condition(tau: int) -> None:
     rate = largest_rate(ADULT, tau)
     assert float(step_condition(ADULT, tau, rate)) == pytest.approx(1)
     assert largest_rate(ADULT, 1) == pytest.approx(1 / 0.25)
@@ -132,14 +132,14 @@ def test_the_bound_planner_finds_the_lowest_bound() -> None:
 
 @pytest.mark.parametrize("cost", [12_625, 20_000, 1e6])
 def test_more_cost_never_raises_the_bound(cost: float) -> None:
-    less, more = (
+    smaller, larger = (
         fb.plan(ADULT, fb.Budget(epsilon=4, cost=c), PRICES, planner="bound")
         for c in (cost, 1.5 * cost)
     )
-    assert more.predicted_loss <= less.predicted_loss * (1 + 1e-3)
+    assert larger.predicted_loss <= smaller.predicted_loss * (1 + 1e-3)
 
 
-def test_the_bound_planner_keeps_the_step_condition() -> None:
+def test_the_bound_planner_satisfies_the_step_condition() -> None:
     for epsilon in (1, 10, 50):
         budget = fb.Budget(epsilon=epsilon, delta=1e-4, cost=1000)
         plan = fb.plan(ADULT, budget, PRICES, planner="bound")

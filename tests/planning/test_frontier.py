@@ -1,4 +1,4 @@
-"""The frontier: more budget never hurts, and says what it buys."""
+"""The frontier: a larger budget is never worse, and has a dual price."""
 
 import json
 
@@ -12,37 +12,37 @@ PRICES = fb.Prices(communication=100, computation=1)
 
 
 def test_more_budget_never_hurts() -> None:
-    found = fb.frontier(ADULT, PRICES, epsilons=[1, 2, 4, 10], costs=[200, 500, 1000])
-    loss = found.predicted_loss
-    # Up to the half percent for which the planner prefers the cheaper plan.
+    result = fb.frontier(ADULT, PRICES, epsilons=[1, 2, 4, 10], costs=[200, 500, 1000])
+    loss = result.predicted_loss
+    # The planner prefers a cheaper plan within half a percent.
     assert (np.diff(loss, axis=0) <= 0.005 * loss[:-1]).all()
     assert (np.diff(loss, axis=1) <= 0.005 * loss[:, :-1]).all()
-    assert (found.epsilon_price >= 0).all() and (found.cost_price >= 0).all()
+    assert (result.epsilon_price >= 0).all() and (result.cost_price >= 0).all()
 
 
 def test_a_dual_price_is_what_the_next_unit_saves() -> None:
     budget = fb.Budget(epsilon=1.0, delta=1e-4, cost=1000)
-    more = fb.Budget(epsilon=1.1, delta=1e-4, cost=1000)
-    here, there = (fb.plan(ADULT, b, PRICES) for b in (budget, more))
-    saved = (here.predicted_loss - there.predicted_loss) / 0.1
-    assert here.epsilon_price == pytest.approx(saved, rel=0.05)
+    larger = fb.Budget(epsilon=1.1, delta=1e-4, cost=1000)
+    plan, better = (fb.plan(ADULT, b, PRICES) for b in (budget, larger))
+    saved = (plan.predicted_loss - better.predicted_loss) / 0.1
+    assert plan.epsilon_price == pytest.approx(saved, rel=0.05)
 
 
 def test_what_is_not_affordable_is_left_empty() -> None:
-    seen = []
-    found = fb.frontier(
+    points = []
+    result = fb.frontier(
         ADULT,
         PRICES,
         epsilons=[4],
         costs=[50, 1000],
-        on_point=lambda: seen.append(1),
+        on_point=lambda: points.append(1),
         planner="bound",
     )
-    assert np.isnan(found.predicted_loss[0, 0]) and found.plans[0][0] is None
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert np.isnan(result.predicted_loss[0, 0]) and result.plans[0][0] is None
+    plain = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert plain["predicted_loss"][0][0] is None and plain["binding"][0][0] is None
     assert plain["tau"][0][1] >= 1
-    assert len(seen) == 2
+    assert len(points) == 2
 
 
 @pytest.mark.parametrize("axis", ["epsilons", "costs"])

@@ -1,4 +1,4 @@
-"""Every plan is feasible, whatever is asked; and says what it is."""
+"""Every plan is feasible, states its guarantee, and explains itself."""
 
 import json
 from typing import Any
@@ -22,16 +22,18 @@ positive = st.floats(1e-2, 1e4)
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> tuple[fb.Problem, fb.Budget, fb.Prices]:
+def cases(draw: st.DrawFn) -> tuple[fb.Problem, fb.Budget, fb.Prices]:
     """Draw a fleet of up to 5 devices with budgets and prices of their own."""
-    many = draw(st.integers(1, 5))
+    count = draw(st.integers(1, 5))
 
-    def some(values: st.SearchStrategy[float]) -> Any:
-        return draw(values | st.lists(values, min_size=many, max_size=many))
+    def scalar_or_list(values: st.SearchStrategy[float]) -> Any:
+        return draw(values | st.lists(values, min_size=count, max_size=count))
 
     loss = draw(st.sampled_from(["logistic", "softmax", "hinge", "huber"]))
     problem = fb.Problem(
-        num_samples=draw(st.lists(st.integers(1, 10**5), min_size=many, max_size=many)),
+        num_samples=draw(
+            st.lists(st.integers(1, 10**5), min_size=count, max_size=count)
+        ),
         dim=draw(st.integers(1, 300)),
         loss=loss,
         num_classes=draw(st.integers(2, 12)) if loss == "softmax" else None,
@@ -39,13 +41,13 @@ def questions(draw: st.DrawFn) -> tuple[fb.Problem, fb.Budget, fb.Prices]:
         dissimilarity=draw(st.sampled_from(["iid", "strong"]) | st.floats(0, 2)),
     )
     budget = fb.Budget(
-        epsilon=some(st.floats(1e-2, 50)),
-        delta=some(st.floats(1e-9, 0.1)),
-        cost=some(st.floats(1, 1e5)),
+        epsilon=scalar_or_list(st.floats(1e-2, 50)),
+        delta=scalar_or_list(st.floats(1e-9, 0.1)),
+        cost=scalar_or_list(st.floats(1, 1e5)),
     )
     prices = fb.Prices(
-        communication=some(st.just(0.0) | positive),
-        computation=some(st.just(0.0) | positive),
+        communication=scalar_or_list(st.just(0.0) | positive),
+        computation=scalar_or_list(st.just(0.0) | positive),
         computation_per_sample=draw(st.sampled_from([0.0, 0.0, 0.01])),
     )
     return problem, budget, prices
@@ -54,10 +56,10 @@ def questions(draw: st.DrawFn) -> tuple[fb.Problem, fb.Budget, fb.Prices]:
 def check_feasible(plan: fb.Plan, problem: fb.Problem, budget: fb.Budget) -> None:
     epsilon, delta, cost = budget.per_device(problem.num_devices)
     assert (plan.epsilon <= epsilon).all() and (plan.cost <= cost).all()
-    asked = plan.weights > 0
+    selected = plan.weights > 0
     if epsilon.min() > 1e-3:  # below, delta alone already allows some noise level
-        assert (plan.epsilon >= 0.99 * epsilon)[asked].all()
-    assert (plan.epsilon[~asked] == 0).all() and (plan.cost[~asked] == 0).all()
+        assert (plan.epsilon >= 0.99 * epsilon)[selected].all()
+    assert (plan.epsilon[~selected] == 0).all() and (plan.cost[~selected] == 0).all()
     assert plan.device_rounds.max() == plan.rounds
     assert plan.steps == plan.tau * plan.rounds >= 1
     assert plan.weights.sum() == pytest.approx(1) and (plan.weights >= 0).all()
@@ -70,18 +72,18 @@ def check_feasible(plan: fb.Plan, problem: fb.Problem, budget: fb.Budget) -> Non
 
 @settings(max_examples=150)
 @given(
-    question=questions(),
+    case=cases(),
     planner=st.sampled_from(sorted(PLANNERS)),
     accountant=st.sampled_from(["gdp", "zcdp"]),
     weights=st.sampled_from(["auto", "uniform", "size"]),
 )
 def test_every_plan_is_feasible(
-    question: tuple[fb.Problem, fb.Budget, fb.Prices],
+    case: tuple[fb.Problem, fb.Budget, fb.Prices],
     planner: str,
     accountant: str,
     weights: str,
 ) -> None:
-    problem, budget, prices = question
+    problem, budget, prices = case
     one_step = prices.run_cost(rounds=1, tau=1, batch_size=1)
     try:
         plan = fb.plan(
@@ -104,19 +106,20 @@ def test_every_plan_is_feasible(
 
 @settings(max_examples=12)
 @given(seed=st.integers(0, 10**6), accountant=st.sampled_from(["gdp", "zcdp"]))
-def test_plans_of_thousands_of_unlike_devices_are_feasible(
+def test_plans_of_thousands_of_heterogeneous_devices_are_feasible(
     seed: int, accountant: str
 ) -> None:
     rng = np.random.default_rng(seed)
-    many = 3000
-    problem = fb.Problem(num_samples=rng.integers(1, 10**5, many), dim=30)
+    num_devices = 3000
+    problem = fb.Problem(num_samples=rng.integers(1, 10**5, num_devices), dim=30)
     prices = fb.Prices(
-        communication=rng.uniform(0, 100, many), computation=rng.uniform(0, 10, many)
+        communication=rng.uniform(0, 100, num_devices),
+        computation=rng.uniform(0, 10, num_devices),
     )
     budget = fb.Budget(
-        epsilon=10 ** rng.uniform(-2, 2, many),
-        delta=10 ** rng.uniform(-9, -1, many),
-        cost=rng.uniform(200, 2000, many),
+        epsilon=10 ** rng.uniform(-2, 2, num_devices),
+        delta=10 ** rng.uniform(-9, -1, num_devices),
+        cost=rng.uniform(200, 2000, num_devices),
     )
     plan = fb.plan(problem, budget, prices, accountant=accountant)
     check_feasible(plan, problem, budget)
@@ -185,7 +188,7 @@ def test_batches_are_cyclic_where_samples_have_a_price() -> None:
     prices = fb.Prices(communication=20, computation=0, computation_per_sample=0.1)
     plan = fb.plan(ADULT, BUDGET, prices)
     assert plan.sampling == "cyclic" and (plan.blocks > 1).all()
-    assert any("disjoint ones are taken in turn" in why for why in plan.reasons)
+    assert any("disjoint batches are taken in turn" in text for text in plan.reasons)
     fixed = fb.plan(ADULT, BUDGET, prices, sampling="fixed")
     assert fixed.sampling == "fixed"
     assert plan.predicted_loss < fixed.predicted_loss
@@ -195,11 +198,11 @@ def test_batches_are_cyclic_where_samples_have_a_price() -> None:
         fb.plan(ADULT, BUDGET, prices, batch_size=1000),  # no two fit into a device
     ):
         assert other.sampling == "fixed"
-    asked = fb.plan(ADULT, BUDGET, PRICES, batch_size=256, sampling="cyclic")
-    assert asked.sampling == "cyclic" and (asked.blocks == 6).all()
+    cyclic = fb.plan(ADULT, BUDGET, PRICES, batch_size=256, sampling="cyclic")
+    assert cyclic.sampling == "cyclic" and (cyclic.blocks == 6).all()
 
 
-def test_a_cyclic_claim_that_the_noise_does_not_keep_is_refused() -> None:
+def test_a_cyclic_plan_with_too_little_noise_is_refused() -> None:
     plain = fb.plan(ADULT, BUDGET, PRICES, batch_size=256, sampling="cyclic").to_dict()
     for changes in (
         {"sampling": "fixed"},
@@ -207,7 +210,7 @@ def test_a_cyclic_claim_that_the_noise_does_not_keep_is_refused() -> None:
         {"batch_size": [200] * 16},
         {"rounds": 2 * plain["rounds"]},
     ):
-        with pytest.raises(fb.InvalidInputError, match="plan claims"):
+        with pytest.raises(fb.InvalidInputError, match="plan states"):
             fb.Plan.from_dict({**plain, **changes})
     assert fb.Plan.from_dict(plain).to_dict() == plain
 
@@ -227,14 +230,14 @@ def test_a_plan_survives_json(planner: str) -> None:
 
 
 @pytest.mark.parametrize("planner", sorted(PLANNERS))
-def test_a_plan_says_why_and_what_binds(planner: str) -> None:
+def test_a_plan_has_reasons_and_binding_budgets(planner: str) -> None:
     plan = fb.plan(ADULT, BUDGET, PRICES, planner=planner)
     assert len(plan.reasons) >= 3
     assert set(plan.binding) <= {"privacy", "cost"}
     assert "replace one sample" in str(plan.privacy)
 
 
-def test_what_binds_follows_the_budgets() -> None:
+def test_the_binding_budget_follows_the_budgets() -> None:
     def binding(epsilon: float, cost: float) -> tuple[str, ...]:
         budget = fb.Budget(epsilon=epsilon, delta=1e-4, cost=cost)
         return fb.plan(ADULT, budget, PRICES).binding
@@ -245,49 +248,49 @@ def test_what_binds_follows_the_budgets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "said"),
+    ("budget", "text"),
     [
         (fb.Budget(epsilon=[4.0, 101.0, 4.0], cost=1000), "epsilon 101 of device 1 is"),
         (fb.Budget(epsilon=4, delta=0.01, cost=1000), "delta 0.01 is not below one"),
-        (fb.Budget(epsilon=1e12, cost=1e100), "weak promise"),  # the largest
+        (fb.Budget(epsilon=1e12, cost=1e100), "weak guarantee"),  # the largest
         (fb.Budget(epsilon=[4.0, 10.1, 4.0], cost=1000), "epsilon 10.1 of device 1"),
     ],
 )
-def test_a_plan_says_where_the_promise_is_weak(budget: fb.Budget, said: str) -> None:
+def test_a_plan_warns_of_a_weak_guarantee(budget: fb.Budget, text: str) -> None:
     problem = fb.Problem(num_samples=[100, 200, 300], dim=5)
     reasons = fb.plan(problem, budget, PRICES).reasons
-    assert len([reason for reason in reasons if said in reason]) == 1
+    assert len([reason for reason in reasons if text in reason]) == 1
     good = fb.plan(problem, fb.Budget(epsilon=10, cost=1000), PRICES).reasons
     assert not any("promise" in reason or "delta" in reason for reason in good)
 
 
-def test_unlike_devices_take_fewer_local_steps() -> None:
+def test_heterogeneous_devices_take_fewer_local_steps() -> None:
     def tau(dissimilarity: float) -> int:
         problem = fb.Problem(
             num_samples=ADULT.num_samples, dim=102, dissimilarity=dissimilarity
         )
-        return fb.plan(problem, BUDGET, PRICES, drift_control=False).tau
+        return fb.plan(problem, BUDGET, PRICES, drift_correction=False).tau
 
     assert tau(0.1) > tau(0.35) > tau(1.0)
 
 
-def test_drift_is_controlled_where_it_matters_and_may_be() -> None:
-    def unlike(dissimilarity: str) -> fb.Problem:
+def test_drift_is_corrected_if_it_matters_and_is_allowed() -> None:
+    def problem(dissimilarity: str) -> fb.Problem:
         sizes = ADULT.num_samples
         return fb.Problem(num_samples=sizes, dim=102, dissimilarity=dissimilarity)
 
-    controlled = fb.plan(unlike("strong"), BUDGET, PRICES)
-    assert controlled.drift_control
-    assert any("drift control" in reason for reason in controlled.reasons)
-    without = fb.plan(unlike("strong"), BUDGET, PRICES, drift_control=False)
-    assert not without.drift_control
-    assert without.tau < controlled.tau
-    assert without.predicted_loss > controlled.predicted_loss
+    corrected = fb.plan(problem("strong"), BUDGET, PRICES)
+    assert corrected.drift_correction
+    assert any("drift correction" in reason for reason in corrected.reasons)
+    without = fb.plan(problem("strong"), BUDGET, PRICES, drift_correction=False)
+    assert not without.drift_correction
+    assert without.tau < corrected.tau
+    assert without.predicted_loss > corrected.predicted_loss
     low = fb.Budget(epsilon=0.3, delta=1e-4, cost=1000)
-    assert not fb.plan(unlike("iid"), low, PRICES).drift_control
+    assert not fb.plan(problem("iid"), low, PRICES).drift_correction
 
 
-def test_noisy_devices_count_less() -> None:
+def test_noisy_devices_have_smaller_weights() -> None:
     problem = fb.Problem(num_samples=[10_000, 10_000, 50], dim=102)
     plan = fb.plan(problem, BUDGET, PRICES)
     assert plan.weights[2] < plan.weights[0] / 4
@@ -317,7 +320,7 @@ def test_the_learning_rate_stays_stable() -> None:
             assert plan.learning_rate * smoothness < 2
 
 
-def test_what_is_given_is_kept() -> None:
+def test_arguments_are_used() -> None:
     sizes = np.arange(100, 116)
     plan = fb.plan(ADULT, BUDGET, PRICES, batch_size=sizes, learning_rate=0.5)
     assert plan.learning_rate == 0.5
@@ -340,14 +343,14 @@ def test_a_private_measurement_and_sampling_stay_within_budget() -> None:
         assert 0.98 <= google.get_epsilon(1e-5) <= 1.0 + 2e-4
 
 
-def test_a_claim_that_the_noise_does_not_keep_is_refused() -> None:
+def test_an_invalid_plan_is_refused() -> None:
     plain = fb.plan(ADULT, BUDGET, PRICES).to_dict()
     for changes, message in (
         (
             {"noise_std": [1e-9] * 16},
-            "would spend epsilon .* not 4 as this plan claims",
+            "would spend epsilon .* not 4 as this plan states",
         ),
-        ({"rounds": 2 * plain["rounds"]}, "plan claims"),
+        ({"rounds": 2 * plain["rounds"]}, "plan states"),
         ({"delta": [2.0] * 16}, "delta must be above 0 and below 1"),
         ({"weights": [5.0] * 16}, "weights must sum to 1"),
         ({"weights": 1.0}, "16 entries, but there are 1 weights"),
@@ -363,7 +366,10 @@ def test_a_claim_that_the_noise_does_not_keep_is_refused() -> None:
         ({"momentum": None}, "momentum must be at least 0"),
         ({"l2": "a"}, "l2 must be a number"),
         ({"lipschitz": None}, "lipschitz must be above 0"),
-        ({"drift_control": "no"}, "drift_control must be true or false, got 'no'"),
+        (
+            {"drift_correction": "no"},
+            "drift_correction must be true or false, got 'no'",
+        ),
         ({"epsilon": 5}, "epsilon must be a list, one per device, got 5"),
         ({"epsilon": None}, "epsilon must be a list"),
         ({"noise_std": "abc"}, "noise_std must be a number, or one number per device"),
@@ -376,7 +382,7 @@ def test_a_claim_that_the_noise_does_not_keep_is_refused() -> None:
     ):
         with pytest.raises(fb.InvalidInputError, match=message):
             fb.Plan.from_dict({**plain, **changes})
-    with pytest.raises(fb.InvalidInputError, match="device 99 is not there"):
+    with pytest.raises(fb.InvalidInputError, match="device 99 does not exist"):
         dp_event(fb.plan(ADULT, BUDGET, PRICES).gradients, device=99)
 
 
@@ -384,25 +390,25 @@ def test_planned_weights_may_aim_at_every_sample() -> None:
     problem = fb.Problem(
         num_samples=[100, 1000, 10_000], dim=10, dissimilarity="strong"
     )
-    rich = fb.Budget(epsilon=1e3, cost=1000)  # hardly any noise: the target itself
+    high = fb.Budget(epsilon=1e3, cost=1000)  # hardly any noise: the target itself
     share = problem.num_samples / problem.num_samples.sum()
-    assert fb.plan(problem, rich, PRICES).weights == pytest.approx(1 / 3, abs=0.02)
-    aimed = fb.plan(problem, rich, PRICES, target="size")
+    assert fb.plan(problem, high, PRICES).weights == pytest.approx(1 / 3, abs=0.02)
+    aimed = fb.plan(problem, high, PRICES, target="size")
     assert aimed.weights == pytest.approx(share, abs=0.02)
-    # With noise, they leave the target: the small device adds more than it knows.
-    poor = fb.Budget(epsilon=1.0, cost=1000)
-    noisy = fb.plan(problem, poor, PRICES, target="size").weights
+    # Noise moves the weights off the target: the small device adds too much of it.
+    low = fb.Budget(epsilon=1.0, cost=1000)
+    noisy = fb.plan(problem, low, PRICES, target="size").weights
     assert noisy[0] < 0.9 * share[0] and noisy != pytest.approx(share)
-    alike = fb.plan(problem, poor, PRICES).weights
-    assert noisy[2] > alike[2]
+    uniform = fb.plan(problem, low, PRICES).weights
+    assert noisy[2] > uniform[2]
     for planner in ("bound", "paper"):
-        chosen = fb.plan(problem, poor, PRICES, planner=planner, target="size")
-        assert chosen.weights == pytest.approx(share)
-    same = fb.plan(problem, poor, PRICES, weights="size", target="size")
+        plan = fb.plan(problem, low, PRICES, planner=planner, target="size")
+        assert plan.weights == pytest.approx(share)
+    same = fb.plan(problem, low, PRICES, weights="size", target="size")
     assert same.weights == pytest.approx(share)
 
 
-def test_a_dear_sample_still_leaves_an_affordable_batch() -> None:
+def test_expensive_samples_still_allow_an_affordable_batch() -> None:
     prices = fb.Prices(communication=100, computation=1, computation_per_sample=1)
     for planner in PLANNERS:
         plan = fb.plan(ADULT, BUDGET, prices, planner=planner)
@@ -410,17 +416,17 @@ def test_a_dear_sample_still_leaves_an_affordable_batch() -> None:
         check_feasible(plan, ADULT, BUDGET)
 
 
-def test_a_loose_delta_is_pointed_out() -> None:
+def test_a_large_delta_is_warned_of() -> None:
     problem = fb.Problem(num_samples=[1_000_000], dim=5)
     plan = fb.plan(problem, BUDGET, PRICES)
-    assert any("delta 0.0001 is not below one over" in why for why in plan.reasons)
+    assert any("delta 0.0001 is not below one over" in text for text in plan.reasons)
 
 
 class TestBadInput:
     """One line each: the name, the value, the limit, the remedy."""
 
     @pytest.mark.parametrize(
-        "how, message",
+        "options, message",
         [
             ({"planner": "best"}, "planner 'best' is not known: choose one of"),
             ({"accountant": "rdp"}, "accountant 'rdp' is not known"),
@@ -432,7 +438,10 @@ class TestBadInput:
             ),
             ({"sampling": "lucky"}, "sampling 'lucky' is not known"),
             ({"sampling": "cyclic", "accountant": "pld"}, "not for cyclic ones"),
-            ({"sampling": "cyclic", "planner": "paper"}, "knows no cyclic batches"),
+            (
+                {"sampling": "cyclic", "planner": "paper"},
+                "does not support cyclic batches",
+            ),
             ({"batch_size": 0}, "batch_size must be at least 1"),
             ({"batch_size": 1.5}, "batch_size must be a whole number"),
             ({"batch_size": [5, 5]}, "2 values but there are 16 devices"),
@@ -441,14 +450,14 @@ class TestBadInput:
             ({"learning_rate": float("nan")}, "learning_rate must be above 0"),
             ({"batch_size": 9999}, "9999 of device 0 is above its 1628 samples"),
             ({"learning_rate": [1, 2]}, "learning_rate must be one number"),
-            ({"learning_rate": 100}, "every plan diverges: take at most 7.6"),
-            ({"learning_rate": 5, "planner": "paper"}, "take at most 4"),
-            ({"learning_rate": 5, "planner": "bound"}, "take at most 4"),
+            ({"learning_rate": 100}, "every plan diverges: use at most 7.6"),
+            ({"learning_rate": 5, "planner": "paper"}, "use at most 4"),
+            ({"learning_rate": 5, "planner": "bound"}, "use at most 4"),
         ],
     )
-    def test_arguments(self, how: dict[str, Any], message: str) -> None:
+    def test_arguments(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(fb.InvalidInputError, match=message):
-            fb.plan(ADULT, BUDGET, PRICES, **how)
+            fb.plan(ADULT, BUDGET, PRICES, **options)
 
     def test_a_cost_below_one_round(self) -> None:
         budget = fb.Budget(epsilon=1, cost=[1000] * 3 + [50] + [1000] * 12)
@@ -496,7 +505,7 @@ class TestBadInput:
         check_feasible(fb.plan(ADULT, budget, PRICES, planner=planner), ADULT, budget)
 
 
-def test_a_plan_cannot_lower_the_bound_that_privacy_rests_on() -> None:
+def test_a_plan_cannot_lower_the_lipschitz_bound() -> None:
     plain = fb.plan(fb.Problem(num_samples=[900], dim=3), BUDGET, PRICES).to_dict()
     plain |= {"lipschitz": 0.1, "noise_std": [0.1 * x for x in plain["noise_std"]]}
     with pytest.raises(fb.InvalidInputError, match=r"0\.1 is below the 1 of loss"):

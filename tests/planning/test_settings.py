@@ -1,4 +1,4 @@
-"""What can be paid for, to the last step."""
+"""Affordable pairs of tau and rounds."""
 
 import numpy as np
 import pytest
@@ -22,25 +22,25 @@ prices_and_cost = st.tuples(
 )
 
 
-@given(question=prices_and_cost, rounds=st.integers(1, 50))
+@given(case=prices_and_cost, rounds=st.integers(1, 50))
 def test_the_longest_tau_is_affordable_and_the_next_is_not(
-    question: tuple[fb.Prices, fb.Budget], rounds: int
+    case: tuple[fb.Prices, fb.Budget], rounds: int
 ) -> None:
-    prices, budget = question
+    prices, budget = case
     tau = longest_tau(budget, prices, rounds=rounds, batch_size=1)
     if tau > 0:
         assert prices.run_cost(rounds=rounds, tau=tau, batch_size=1) <= budget.cost
         assert tau * rounds <= MAX_STEPS
     if (tau + 1) * rounds <= MAX_STEPS:
-        more = prices.run_cost(rounds=rounds, tau=tau + 1, batch_size=1)
-        assert more > np.asarray(budget.cost) * (1 - 1e-9)
+        cost = prices.run_cost(rounds=rounds, tau=tau + 1, batch_size=1)
+        assert cost > np.asarray(budget.cost) * (1 - 1e-9)
 
 
-@given(question=prices_and_cost)
+@given(case=prices_and_cost)
 def test_pairs_are_affordable_and_reach_both_ends(
-    question: tuple[fb.Prices, fb.Budget],
+    case: tuple[fb.Prices, fb.Budget],
 ) -> None:
-    prices, budget = question
+    prices, budget = case
     try:
         pairs = affordable_pairs(budget, prices, batch_size=1)
     except fb.InfeasibleBudgetError:
@@ -52,7 +52,7 @@ def test_pairs_are_affordable_and_reach_both_ends(
     assert (longest_tau(budget, prices, rounds=1, batch_size=1), 1) in pairs
 
 
-def test_the_poorest_device_decides() -> None:
+def test_the_smallest_budget_limits_the_rounds() -> None:
     prices = fb.Prices(communication=[100, 200], computation=1)
     budget = fb.Budget(epsilon=1, cost=[1000, 1000])
     assert max_rounds(budget, prices, tau=10, batch_size=1) == 4

@@ -1,4 +1,4 @@
-"""The spectral model against a plain simulation of what it claims to follow."""
+"""The spectral model against plain simulations."""
 
 import numpy as np
 import pytest
@@ -27,15 +27,15 @@ def follow(
     h: float, tau: int, rounds: int, rate: float, momentum: float
 ) -> tuple[float, float]:
     """Run a deviation and its noise variance through the rounds, one by one."""
-    deviation, before = 1.0, 1.0
+    deviation, previous = 1.0, 1.0
     variance = np.zeros((2, 2))  # of (theta_t, theta_{t-1})
-    local, own = 1.0, 0.0
+    local, noise = 1.0, 0.0
     for _ in range(tau):
-        local, own = local * (1 - rate * h), own * (1 - rate * h) ** 2 + rate**2
+        local, noise = local * (1 - rate * h), noise * (1 - rate * h) ** 2 + rate**2
     matrix = np.array([[local + momentum, -momentum], [1.0, 0.0]])
     for _ in range(rounds):
-        deviation, before = matrix @ (deviation, before)
-        variance = matrix @ variance @ matrix.T + np.diag([own, 0.0])
+        deviation, previous = matrix @ (deviation, previous)
+        variance = matrix @ variance @ matrix.T + np.diag([noise, 0.0])
     return deviation, variance[0, 0]
 
 
@@ -50,9 +50,9 @@ def test_the_closed_form_is_the_recursion(
     h: float, tau: int, rounds: int, rate: float, momentum: float
 ) -> None:
     deviation, variance = follow(h, tau, rounds, rate, momentum)
-    found = respond(one_mode(h), schedule(tau, rounds, rate, momentum), variance=1.0)
-    assert found.remaining[0] == pytest.approx(deviation**2, rel=1e-2, abs=1e-5)
-    assert found.noise[0] == pytest.approx(0.5 * h * variance, rel=1e-2, abs=1e-9)
+    response = respond(one_mode(h), schedule(tau, rounds, rate, momentum), variance=1.0)
+    assert response.remaining[0] == pytest.approx(deviation**2, rel=1e-2, abs=1e-5)
+    assert response.noise[0] == pytest.approx(0.5 * h * variance, rel=1e-2, abs=1e-9)
 
 
 def test_noise_is_that_of_simulated_devices() -> None:
@@ -67,8 +67,8 @@ def test_noise_is_that_of_simulated_devices() -> None:
             local -= rate * (h * local + sigma * rng.normal(size=local.shape))
         moved = local.mean(axis=1) + momentum * (theta - before)
         theta, before = moved, theta
-    found = respond(one_mode(h), schedule(3, 5, rate, momentum), variance=1.0)
-    predicted = float(found.noise[0]) * sigma**2 / 4
+    response = respond(one_mode(h), schedule(3, 5, rate, momentum), variance=1.0)
+    predicted = float(response.noise[0]) * sigma**2 / 4
     assert 0.5 * h * theta.var() == pytest.approx(predicted, rel=0.02)
 
 
@@ -83,7 +83,7 @@ def test_one_local_step_does_not_drift_and_many_do() -> None:
 
 
 @given(h=st.floats(1e-3, 0.25), tau=st.integers(2, 100), rounds=st.integers(1, 12))
-def test_drift_under_control_is_the_sum_that_it_stands_for(
+def test_drift_with_correction_is_the_weighted_sum(
     h: float, tau: int, rounds: int
 ) -> None:
     rate = 3.0
@@ -92,14 +92,14 @@ def test_drift_under_control_is_the_sum_that_it_stands_for(
     drifts = [pull ** max(0, r - 2) for r in range(1, rounds + 1)]
     weights = [local ** (rounds - r) for r in range(1, rounds + 1)]
     share = (np.average(drifts, weights=weights) ** 3) ** 2
-    found = respond(one_mode(h), schedule(tau, rounds, rate, 0.0), variance=1.0)
-    expected = share * found.drift[0]
-    assert found.controlled[0] == pytest.approx(expected, rel=1e-3, abs=1e-9)
+    response = respond(one_mode(h), schedule(tau, rounds, rate, 0.0), variance=1.0)
+    expected = share * response.drift[0]
+    assert response.corrected[0] == pytest.approx(expected, rel=1e-3, abs=1e-9)
 
 
 def test_an_unstable_run_is_infinitely_bad() -> None:
-    found = respond(one_mode(1.0), schedule(100, 1000, 50.0, 0.0), variance=1.0)
-    assert found.remaining[0] == np.inf
+    response = respond(one_mode(1.0), schedule(100, 1000, 50.0, 0.0), variance=1.0)
+    assert response.remaining[0] == np.inf
 
 
 @pytest.mark.parametrize("dim", [1, 2, 10, 102, 100_000])

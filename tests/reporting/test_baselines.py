@@ -1,4 +1,4 @@
-"""The other answers: what they know, what they promise, what they measure."""
+"""Baselines: the rows they use, their privacy and their measurements."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,35 +16,35 @@ from tests.examples import small_data
 DATA = small_data(devices=4, rows=100, unlike=0.5)
 
 
-def test_the_constant_looks_at_no_feature() -> None:
-    found = baselines.constant(DATA)
+def test_the_constant_uses_no_feature() -> None:
+    baseline = baselines.constant(DATA)
     share = np.mean(DATA.train.y)
     # By hand: the log-odds of the training labels, and the commoner class.
-    assert found.theta[0] == pytest.approx(np.log(share / (1 - share)), abs=1e-3)
+    assert baseline.theta[0] == pytest.approx(np.log(share / (1 - share)), abs=1e-3)
     common = int(share > 0.5)
     expected = [np.mean(DATA.test.device(m)[1] == common) for m in range(4)]
-    assert found.per_device["test_accuracy"] == pytest.approx(expected)
-    assert found.measured["test_accuracy"] == pytest.approx(np.mean(expected))
+    assert baseline.per_device["test_accuracy"] == pytest.approx(expected)
+    assert baseline.measured["test_accuracy"] == pytest.approx(np.mean(expected))
 
 
-def test_local_fits_do_not_see_other_devices() -> None:
-    found = baselines.local_only(DATA)
-    assert found.theta.shape == (4, 5) and found.epsilon == 0
-    # Other rows elsewhere, the same model here.
-    elsewhere = small_data(devices=4, rows=100, unlike=0.5, seed=9).train
+def test_local_fits_do_not_use_other_devices() -> None:
+    local = baselines.local_only(DATA)
+    assert local.theta.shape == (4, 5) and local.epsilon == 0
+    # Other rows on devices 0 and 1 do not change the model of device 2.
+    other = small_data(devices=4, rows=100, unlike=0.5, seed=9).train
     rows, y = np.array(DATA.train.x), DATA.train.y.copy()
-    rows[:160], y[:160] = np.asarray(elsewhere.x)[:160], elsewhere.y[:160]
+    rows[:160], y[:160] = np.asarray(other.x)[:160], other.y[:160]
     train = Part(x=rows, y=y, offsets=DATA.train.offsets)
-    again = baselines.local_only(replace(DATA, train=train))
-    assert (again.theta[2] == found.theta[2]).all()
-    assert (again.theta[0] != found.theta[0]).any()
+    changed = baselines.local_only(replace(DATA, train=train))
+    assert (changed.theta[2] == local.theta[2]).all()
+    assert (changed.theta[0] != local.theta[0]).any()
     # A model for every device is measured on that device's rows.
     x, y = DATA.test.device(2)
-    right = np.mean((x @ found.theta[2] > 0) == y)
-    assert found.per_device["test_accuracy"][2] == pytest.approx(right)
+    accuracy = np.mean((x @ local.theta[2] > 0) == y)
+    assert local.per_device["test_accuracy"][2] == pytest.approx(accuracy)
 
 
-def test_one_place_beats_devices_with_few_like_rows() -> None:
+def test_centralised_beats_devices_with_few_similar_rows() -> None:
     data = small_data(devices=20, rows=20, dim=8, seed=1)
     pooled = baselines.centralised(data).measured["test_loss"]
     assert pooled < baselines.local_only(data).measured["test_loss"]
@@ -53,10 +53,10 @@ def test_one_place_beats_devices_with_few_like_rows() -> None:
     assert private.epsilon is not None and 3.9 < private.epsilon <= 4
 
 
-def test_a_uniform_target_weighs_devices_alike() -> None:
+def test_a_uniform_target_gives_devices_equal_weights() -> None:
     data = small_data(devices=2, rows=100, unlike=3, seed=3)
     first, second = data.train.device(0), data.train.device(1)
-    # The same rows, but device 1 keeps a tenth of its own: only its size changes.
+    # The same rows, but only a tenth of device 1's own: only its size changes.
     few = Part(
         x=np.concatenate([first[0], second[0][:8]]),
         y=np.concatenate([first[1], second[1][:8]]),
@@ -76,15 +76,15 @@ def test_perturbed_fits_hide_the_replacement_of_a_sample(loss: str) -> None:
     data = small_data(devices=1, rows=50)
     model = data.problem(loss=loss).model
     strength, x, y = 0.05, np.asarray(data.train.x), data.train.y
-    moves = baselines.sensitivity(model, len(y), strength, 5)
+    bound = baselines.sensitivity(model, len(y), strength, 5)
     theta = fit(model, x, y, strength=strength, tolerance=1e-7)
-    farthest = 0.0
+    largest = 0.0
     for row in range(0, len(y), 4):
         others = x.copy()
         others[row] = -x[row]
         other = fit(model, others, y, strength=strength, tolerance=1e-7)
-        farthest = max(farthest, float(np.linalg.norm(other - theta)))
-    assert 0.1 * moves < farthest <= moves  # the bound holds, and is not idle
+        largest = max(largest, float(np.linalg.norm(other - theta)))
+    assert 0.1 * bound < largest <= bound  # the bound holds and is not loose
 
 
 def test_the_noise_of_one_shot_keeps_its_epsilon() -> None:
@@ -108,22 +108,20 @@ def test_the_noise_of_one_shot_keeps_its_epsilon() -> None:
         ({"epsilon": 1.0, "delta": 2.0}, "delta must be at least .* below 1"),
     ],
 )
-def test_one_shot_refuses_what_is_no_budget(
-    budget: dict[str, Any], message: str
-) -> None:
+def test_one_shot_refuses_invalid_budgets(budget: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         baselines.one_shot(DATA, **budget)
 
 
 def test_regression_has_losses_but_no_accuracy() -> None:
     data = small_data(classes=None)
-    for found in (baselines.constant(data), baselines.local_only(data)):
-        assert set(found.measured) == {"validation_loss", "test_loss"}
+    for baseline in (baselines.constant(data), baselines.local_only(data)):
+        assert set(baseline.measured) == {"validation_loss", "test_loss"}
 
 
 def test_devices_without_validation_or_test_rows_are_left_out_of_means() -> None:
     data = small_data(devices=3, rows=4)
     assert (data.validation.sizes == 0).any()
-    found = baselines.local_only(data)
-    assert np.isnan(found.per_device["validation_loss"]).any()
-    assert np.isfinite(found.measured["test_loss"])
+    local = baselines.local_only(data)
+    assert np.isnan(local.per_device["validation_loss"]).any()
+    assert np.isfinite(local.measured["test_loss"])

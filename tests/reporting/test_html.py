@@ -1,4 +1,4 @@
-"""Pages hold everything they show, and escape what they are given."""
+"""Pages are self-contained and escape plain text."""
 
 import re
 from pathlib import Path
@@ -73,11 +73,11 @@ def test_text_is_escaped_and_html_is_not() -> None:
     assert "&lt;plain&gt;" in text
 
 
-def test_what_is_no_drawing_is_refused() -> None:
+def test_text_without_an_svg_is_refused() -> None:
     with pytest.raises(ValueError, match="'a' holds no <svg>"):
         pages.inline_svg("<p>", prefix="a")
 
 
-def test_a_page_is_written_whole(tmp_path: Path) -> None:
+def test_a_page_is_written_atomically(tmp_path: Path) -> None:
     pages.write_page(tmp_path / "index.html", "x")
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]

@@ -1,4 +1,4 @@
-"""Reports: read from run folders alone, self-contained, and honest about what pays."""
+"""Reports: made from run folders only, self-contained, clear about what pays off."""
 
 import json
 import re
@@ -23,8 +23,8 @@ from fedbudget.reporting.comparison import (
     RUN,
     Comparison,
     compare,
-    kept_comparison,
     rows_of,
+    stored_comparison,
 )
 from fedbudget.reporting.curves import _apart
 from fedbudget.reporting.run_report import _plan, run_page
@@ -54,7 +54,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 
 
 class Links(HTMLParser):
-    """Collects all that a browser would fetch."""
+    """Collects the links that a browser would fetch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def test_it_says_what_was_done_promised_and_reached(folder: Path) -> None:
         str(plan.privacy),
         "replace one sample of one device",
         "do not publish this page",
-        "better than alone",
+        "devices better / same / worse",
         "s0",
         "s4",
     ):
@@ -107,12 +107,15 @@ def test_it_says_what_was_done_promised_and_reached(folder: Path) -> None:
 def test_what_was_planned_stands_beside_the_budget(folder: Path) -> None:
     plan = read_run(folder).plan
     text = re.sub(r"<[^>]+>", " ", fb.report(folder).read_text())
-    assert f"cost, of {plan.cost.max():.4g} planned; budget 1000" in text
-    assert "of 4 planned; budget 4" in text
+    assert (
+        f"cost spent, maximum over devices (planned {plan.cost.max():.4g}, budget 1000)"
+        in text
+    )
+    assert "epsilon spent, maximum over devices (planned 4, budget 4)" in text
     about = json.loads((folder / "about.json").read_text())
     about["budget"]["cost"] = [500.0, 700.0, 900.0, 900.0, 900.0]
     (folder / "about.json").write_text(json.dumps(about))
-    assert "planned; budget 500 to 900" in fb.report(folder).read_text()
+    assert ", budget 500 to 900)" in fb.report(folder).read_text()
     (folder / "about.json").write_text(json.dumps(about | {"budget": None}))
     assert "budget 500" not in fb.report(folder).read_text()
 
@@ -124,13 +127,14 @@ def test_devices_stand_in_the_order_of_their_numbers(folder: Path) -> None:
     assert re.findall(r"<tr><td>(a|b|s\d+)</td>", text) == ["a", "b", "s1", "s2", "s10"]
 
 
-def test_advice_counts_who_gains_who_stays_and_who_loses(folder: Path) -> None:
-    found = made(run=0.8, local=0.7, constant=0.5, central=0.9)
-    found.per_device[RUN][:] = 0.7, 0.9
-    (good,) = (a.text for a in advice(read_run(folder), found) if a.kind == "good")
-    assert "1 device better, 1 the same and 0 worse off" in good
-    assert found.better_off(RUN, CENTRAL) == (0, 1, 1)
-    losses = replace(found, metric="test_loss")
+def test_advice_counts_devices_better_the_same_and_worse(folder: Path) -> None:
+    comparison = compared(run=0.8, local=0.7, constant=0.5, central=0.9)
+    comparison.per_device[RUN][:] = 0.7, 0.9
+    items = advice(read_run(folder), comparison)
+    (good,) = (item.text for item in items if item.kind == "good")
+    assert "1 device better, 1 the same, 0 worse" in good
+    assert comparison.better_off(RUN, CENTRAL) == (0, 1, 1)
+    losses = replace(comparison, metric="test_loss")
     assert losses.better_off(RUN, LOCAL) == (0, 1, 1)
 
 
@@ -179,14 +183,14 @@ def test_other_rows_than_the_runs_are_not_compared(folder: Path) -> None:
         rows_of(read_run(folder))
 
 
-def test_the_comparison_is_the_runs_own_and_is_kept(folder: Path) -> None:
+def test_the_comparison_is_the_runs_own_and_is_stored(folder: Path) -> None:
     recorded = read_run(folder)
-    found = compare(recorded)
-    assert set(found.means) == {RUN, PERSONAL, LOCAL, CONSTANT, CENTRAL}
+    comparison = compare(recorded)
+    assert set(comparison.means) == {RUN, PERSONAL, LOCAL, CONSTANT, CENTRAL}
     reached = recorded.rounds[-1].measured["test_accuracy"]
-    assert found.means[RUN] == pytest.approx(reached)
-    kept = kept_comparison(recorded)
-    assert kept is not None and kept.means == found.means
+    assert comparison.means[RUN] == pytest.approx(reached)
+    stored = stored_comparison(recorded)
+    assert stored is not None and stored.means == comparison.means
     (folder / "comparison.json").write_text("{")
     with pytest.raises(RecordError, match="damaged"):
         compare(recorded)
@@ -203,10 +207,10 @@ def test_a_run_that_was_stopped_is_reported_as_such(folder: Path) -> None:
 
 
 def test_names_from_a_table_cannot_break_the_page(folder: Path) -> None:
-    found = compare(read_run(folder))
+    comparison = compare(read_run(folder))
     evil = "<script>alert(1)</script>"
-    names = (evil, *found.device_names[1:])
-    text = run_page(read_run(folder), replace(found, device_names=names))
+    names = (evil, *comparison.device_names[1:])
+    text = run_page(read_run(folder), replace(comparison, device_names=names))
     assert evil not in text
     assert "&lt;script&gt;" in text
 
@@ -219,12 +223,13 @@ def test_many_devices_are_summed_up() -> None:
         fb.Prices(communication=100, computation=1),
     )
     recorded = read_run_of(plan)
-    text = run_page(recorded, None, why_not="a test")
-    assert "median" in text
+    text = run_page(recorded, None, not_compared="a test")
+    for word in ("minimum", "median", "maximum"):
+        assert f"<td>{word}</td>" in text
     assert "Not compared: a test." in text
 
 
-def test_every_way_to_draw_a_batch_has_words() -> None:
+def test_every_sampling_is_described() -> None:
     problem = fb.Problem(num_samples=[100, 100], dim=5)
     plan = fb.plan(
         problem,
@@ -233,9 +238,9 @@ def test_every_way_to_draw_a_batch_has_words() -> None:
         batch_size=32,
     )
     for sampling, words in (
-        ("fixed", "32 rows drawn anew"),
+        ("fixed", "32 rows, drawn at random for this step"),
         ("cyclic", "the next of 3 disjoint batches of 32 rows"),
-        ("poisson", "32 rows on average"),
+        ("poisson", "32 rows on average, each drawn independently"),
     ):
         text = "".join(map(str, _plan(replace(plan, sampling=sampling))))
         assert f"A step uses {words}" in text
@@ -247,7 +252,7 @@ def read_run_of(plan: fb.Plan) -> RecordedRun:
     return RecordedRun(path=Path("x"), plan=plan, about={}, rounds=rounds, theta=None)
 
 
-def made(**means: float) -> Comparison:
+def compared(**means: float) -> Comparison:
     names = {"run": RUN, "local": LOCAL, "constant": CONSTANT, "central": CENTRAL}
     names |= {"personal": PERSONAL}
     per_device = {names[k]: np.array([v, v]) for k, v in means.items()}
@@ -257,44 +262,44 @@ def made(**means: float) -> Comparison:
 
 
 @pytest.mark.parametrize(
-    ("found", "kinds", "says"),
+    ("comparison", "kinds", "expected"),
     [
         (
-            made(run=0.7, local=0.6, constant=0.7, central=0.9),
+            compared(run=0.7, local=0.6, constant=0.7, central=0.9),
             {"bad", "good", "fair"},
             "no better than a constant guess",
         ),
         (
-            made(run=0.7, local=0.8, constant=0.5, central=0.9),
+            compared(run=0.7, local=0.8, constant=0.5, central=0.9),
             {"fair"},
             "Federation does not pay",
         ),
         (
-            made(run=0.7, local=0.6, constant=0.5, central=0.9, personal=0.8),
+            compared(run=0.7, local=0.6, constant=0.5, central=0.9, personal=0.8),
             {"good", "fair"},
             "Let devices adapt",
         ),
         (
-            made(run=0.7, local=0.8, constant=0.5, central=0.9, personal=0.8),
+            compared(run=0.7, local=0.8, constant=0.5, central=0.9, personal=0.8),
             {"fair"},
             "federation adds nothing",
         ),
         (
-            made(run=0.9, local=0.8, constant=0.5, central=0.9),
+            compared(run=0.9, local=0.8, constant=0.5, central=0.9),
             {"good"},
-            "little left to buy",
+            "little is left to gain",
         ),
     ],
 )
 def test_advice_follows_from_the_numbers(
-    folder: Path, found: Comparison, kinds: set[str], says: str
+    folder: Path, comparison: Comparison, kinds: set[str], expected: str
 ) -> None:
-    told = advice(read_run(folder), found)
-    assert {item.kind for item in told} == kinds
-    assert any(says in item.text for item in told)
+    items = advice(read_run(folder), comparison)
+    assert {item.kind for item in items} == kinds
+    assert any(expected in item.text for item in items)
     order = ["bad", "fair", "good"]
-    assert [item.kind for item in told] == sorted(
-        (item.kind for item in told), key=order.index
+    assert [item.kind for item in items] == sorted(
+        (item.kind for item in items), key=order.index
     )
 
 
@@ -304,8 +309,8 @@ def test_a_report_and_its_run_agree_on_whether_federating_paid(
     folder: Path, run: float, personal: float
 ) -> None:
     means = {"run": run, "local": 0.82, "constant": 0.5, "personal": personal}
-    told = advice(read_run(folder), made(**means, central=0.9))
-    report = " ".join(item.text for item in told)
+    items = advice(read_run(folder), compared(**means, central=0.9))
+    report = " ".join(item.text for item in items)
     means["alone"] = means.pop("local")
     names = {f"{n}_test_accuracy": v for n, v in means.items()}
     names["test_accuracy"] = names.pop("run_test_accuracy")
@@ -325,23 +330,24 @@ def test_advice_on_weak_promises_and_lost_answers(folder: Path) -> None:
         plan=replace(plan, epsilon=plan.epsilon * 5, delta=np.full(5, 0.5)),
         rounds=rounds,
     )
-    told = " ".join(item.text for item in advice(weak, None))
-    assert "weak promise" in told
-    assert "Delta 0.5 is not below one over the" in told
-    assert f"refused {len(rounds)} rounds" in told
-    assert f"{len(rounds)} answers were paid for" in told
+    text = " ".join(item.text for item in advice(weak, None))
+    assert "weak guarantee" in text
+    assert "Delta 0.5 is not below one over the" in text
+    count = len(rounds)
+    assert f"refused {count} requests" in text
+    assert f"{count} of {5 * count} answers were paid for" in text
     warned = replace(recorded, plan=replace(plan, advice="federating may not pay"))
     assert "Federating may not pay." in [item.text for item in advice(warned, None)]
     bare = replace(recorded, plan=plan.without_privacy())
-    assert advice(bare, None)[0].text.startswith("Nothing is promised")
+    assert advice(bare, None)[0].text.startswith("There is no privacy guarantee")
     assert "NOT PRIVATE" in run_page(bare, None)
 
 
 def test_labels_are_moved_apart_and_no_further() -> None:
-    places = _apart(np.array([0.0, 0.0, 0.1, 1.0]), 0.2)
-    assert (np.diff(places) >= 0.2 - 1e-12).all()
-    assert places[3] == 1.0  # in nobody's way
-    assert places[:3].mean() == pytest.approx(np.mean([0.0, 0.0, 0.1]))
+    positions = _apart(np.array([0.0, 0.0, 0.1, 1.0]), 0.2)
+    assert (np.diff(positions) >= 0.2 - 1e-12).all()
+    assert positions[3] == 1.0  # it overlaps no other
+    assert positions[:3].mean() == pytest.approx(np.mean([0.0, 0.0, 0.1]))
     assert _apart(np.array([0.0, 1.0]), 0.2).tolist() == [0.0, 1.0]
     chain = _apart(np.array([0.0, 0.25, 0.3]), 0.2)  # the pair moves into the first
     assert (np.diff(chain) >= 0.2 - 1e-12).all()
@@ -353,9 +359,9 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (result.code, result.err) == (0, "")
     assert out.exists() and "open it in a browser" in result.words
     result = run(capsys, "report", str(folder), "--json")
-    found = json.loads(result.out)
-    assert found["finished"] and found["metric"] == "test_accuracy"
-    assert set(found["means"]) >= {RUN, LOCAL}
+    output = json.loads(result.out)
+    assert output["finished"] and output["metric"] == "test_accuracy"
+    assert set(output["means"]) >= {RUN, LOCAL}
     result = run(capsys, "report", str(folder), "--json", "--no-compare")
     assert json.loads(result.out)["means"] is None
 
@@ -373,7 +379,7 @@ def test_what_is_no_run_folder_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("", "0 of the"),
         ("garbage\n", "0 of the"),
@@ -382,11 +388,11 @@ def test_what_is_no_run_folder_is_one_line(
     ],
 )
 def test_rounds_that_are_gone_or_damaged_are_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, reason: str
 ) -> None:
     (folder / "rounds.jsonl").write_text(text)
     result = run(capsys, "report", str(folder), "--no-compare")
-    assert_one_line(result, code=1, says=("its rounds.jsonl is damaged", why))
+    assert_one_line(result, code=1, says=("its rounds.jsonl is damaged", reason))
 
 
 def test_lines_are_wrapped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -398,7 +404,7 @@ def test_lines_are_wrapped(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert all(len(line) <= 80 for line in words)
 
 
-def test_a_place_that_cannot_be_written(
+def test_a_path_that_cannot_be_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = run(capsys, "report", str(folder), "--out", "/proc/page.html")
@@ -412,14 +418,14 @@ def test_a_place_that_cannot_be_written(
 def test_a_browser_shows_it(folder: Path, width: int) -> None:
     pytest.importorskip("playwright", reason="a browser is driven by playwright")
     page = fb.report(folder)
-    asked: list[str] = []
+    events: list[str] = []
     with chromium() as browser:
         shown = browser.new_page(viewport={"width": width, "height": 900})
-        shown.on("request", lambda request: asked.append(request.url))
-        shown.on("console", lambda message: asked.append(message.text))
+        shown.on("request", lambda request: events.append(request.url))
+        shown.on("console", lambda message: events.append(message.text))
         shown.goto(page.as_uri())
         assert shown.locator("h2").count() >= 7
         assert shown.locator("svg:visible").count() == 3
         # Nothing but tables, in frames of their own, is wider than the screen.
         assert shown.evaluate("document.documentElement.scrollWidth") == width
-    assert asked == [page.as_uri()]
+    assert events == [page.as_uri()]

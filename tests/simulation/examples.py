@@ -1,4 +1,4 @@
-"""Four devices of unlike sizes, and the reference's steps on their rows."""
+"""Four devices of different sizes, and the reference steps on their rows."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,9 +24,9 @@ def reference(
     plan: RoundPlan,
     rounds: int,
     *,
-    deals: Sequence[NDArray[np.int64] | None] = (None,) * len(SIZES),
+    orders: Sequence[NDArray[np.int64] | None] = (None,) * len(SIZES),
 ) -> Floats:
-    """Return the model after some rounds without noise."""
+    """Return the model after `rounds` rounds without noise."""
     shifts = [np.zeros_like(theta) for _ in SIZES]
     batch_size = np.broadcast_to(plan.batch_size, SIZES.shape)
     for number in range(rounds):
@@ -43,12 +43,12 @@ def reference(
                 rng=np.random.default_rng(),
                 shift=shifts[m],
                 first_step=number * plan.tau,
-                dealt=deals[m],
+                permutation=orders[m],
             )
             for m, (a, b) in enumerate(pairwise(OFFSETS))
         ]
         theta = weighted_mean(replies, np.asarray(plan.weights))
-        if plan.drift_control:
+        if plan.drift_correction:
             shifts = [
                 next_shift(shift, reply, theta, tau=plan.tau)
                 for shift, reply in zip(shifts, replies, strict=True)

@@ -1,4 +1,4 @@
-"""Cyclic batches: disjoint, taken in turn, and charged by the lap."""
+"""Cyclic batches: disjoint, taken in turn, and charged per pass over the rows."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import fedbudget as fb
 from fedbudget.algorithm import Batch
 from fedbudget.losses import Logistic, Loss, Softmax
 from fedbudget.simulation.kernels.layouts import pack_rows
-from fedbudget.simulation.kernels.random import DEAL, draw_subset, stream
+from fedbudget.simulation.kernels.random import SHUFFLE, draw_subset, stream
 from fedbudget.simulation.kernels.runs import (
     RoundPlan,
     device_replies,
@@ -30,10 +30,10 @@ BATCHES = np.array([16, 1, 5, 32])  # 4, 1, 6 and 3 blocks
 TAU, ROUNDS, SEED = 3, 4, 11
 
 
-def dealt(seed: int, device: int, num_samples: int) -> NDArray[np.int64]:
+def shuffled(seed: int, device: int, num_samples: int) -> NDArray[np.int64]:
     order = np.arange(num_samples, dtype=np.uint32)
     picks = np.empty(num_samples + 1, dtype=np.uint32)
-    state, gamma = stream(seed, device, 0, DEAL)
+    state, gamma = stream(seed, device, 0, SHUFFLE)
     words = np.uint64(state), np.uint64(gamma)
     draw_subset(order, picks, num_samples, num_samples, *words)
     return order.astype(np.int64)
@@ -63,19 +63,21 @@ def round_plan(learning_rate: float, noise_std: float = 0.0) -> RoundPlan:
     )
 
 
-def test_a_pass_takes_every_dealt_row_once() -> None:
-    batch, deal = Batch(sampling="cyclic", size=5), dealt(SEED, 2, 33)
-    assert sorted(deal) == list(range(33))
+def test_a_pass_takes_every_row_of_its_blocks_once() -> None:
+    batch, order = Batch(sampling="cyclic", size=5), shuffled(SEED, 2, 33)
+    assert sorted(order) == list(range(33))
     rng = np.random.default_rng()
-    drawn = [batch.draw(33, rng, step=step, dealt=deal) for step in range(4, 4 + 6)]
-    assert sorted(np.concatenate(drawn)) == sorted(deal[:30])
-    assert (batch.draw(33, rng, step=10, dealt=deal) == drawn[0]).all()
-    with pytest.raises(fb.InvalidInputError, match="order in which the rows were"):
+    drawn = [
+        batch.draw(33, rng, step=step, permutation=order) for step in range(4, 4 + 6)
+    ]
+    assert sorted(np.concatenate(drawn)) == sorted(order[:30])
+    assert (batch.draw(33, rng, step=10, permutation=order) == drawn[0]).all()
+    with pytest.raises(fb.InvalidInputError, match="need a permutation of the rows"):
         batch.draw(33, rng)
 
 
-def test_deals_are_uniform() -> None:
-    firsts = [dealt(seed, 0, 6)[0] for seed in range(3000)]
+def test_shuffles_are_uniform() -> None:
+    firsts = [shuffled(seed, 0, 6)[0] for seed in range(3000)]
     counts = np.bincount(firsts, minlength=6)
     assert np.abs(counts - 500).max() < 5 * (500 * 5 / 6) ** 0.5
 
@@ -88,20 +90,20 @@ def test_kernels_take_the_references_steps(kind: str, loss: Loss) -> None:
     packed = pack_rows(x, y, OFFSETS, loss=loss)
     theta = np.full(packed.num_params, 0.1)
     plans = [round_plan(rate) for rate in (0.7, 0.1, 0.2, 0.3, 0.5)]
-    deals = [dealt(SEED, m, int(n)) for m, n in enumerate(SIZES)]
+    orders = [shuffled(SEED, m, int(n)) for m, n in enumerate(SIZES)]
     expected = [
-        reference(loss, x, y, theta, plan, ROUNDS, deals=deals) for plan in plans
+        reference(loss, x, y, theta, plan, ROUNDS, orders=orders) for plan in plans
     ]
-    # A plan with other batches does not run beside them, and changes nothing.
+    # A plan with other batches runs in another group, and changes nothing.
     other = replace(plans[0], batch_size=np.array([35, 1, 11, 40]))
-    every = [*plans, other]
-    swept = sweep_runs(packed, theta, every, rounds=[ROUNDS] * 6, seeds=[SEED, 5])
+    all_plans = [*plans, other]
+    swept = sweep_runs(packed, theta, all_plans, rounds=[ROUNDS] * 6, seeds=[SEED, 5])
     assert swept[:5, 0] == pytest.approx(np.stack(expected), abs=2e-5)
-    assert np.abs(swept[:5, 1] - swept[:5, 0]).max() > 1e-3  # another deal
-    alone = sweep_runs(packed, theta, plans[:1], rounds=[ROUNDS], seeds=[SEED])
-    assert alone[0, 0] == pytest.approx(expected[0], abs=2e-5)
+    assert np.abs(swept[:5, 1] - swept[:5, 0]).max() > 1e-3  # another order
+    single = sweep_runs(packed, theta, plans[:1], rounds=[ROUNDS], seeds=[SEED])
+    assert single[0, 0] == pytest.approx(expected[0], abs=2e-5)
     if kind != "dense" or loss.num_outputs > 1:
-        return  # the rest shares its steps with the above, and takes long to compile
+        return  # the rest shares its steps with the above and compiles slowly
     models = run_rounds(packed, theta, plans[0], rounds=ROUNDS, seed=SEED)
     assert models[-1] == pytest.approx(expected[0], abs=2e-5)
     resumed = run_rounds(
@@ -123,14 +125,14 @@ PLAN = fb.plan(
 def by_row(rounds: list[int], *, plan: fb.Plan = PLAN, before: int = 0) -> float:
     """Return the epsilon of the row that a device's rounds use most, counted by row."""
     n, size = int(plan.num_samples[0]), int(plan.batch_size[0])
-    used = np.zeros(n)
+    uses = np.zeros(n)
     for number in rounds:
         first = before + (number - 1) * plan.tau
         for step in range(first, first + plan.tau):
             block = step % (n // size)
-            used[block * size : (block + 1) * size] += 1
+            uses[block * size : (block + 1) * size] += 1
     noise = float(plan.noise_multiplier[0]) / 2  # replacing a row counts twice
-    return float(dp_accounting.get_epsilon_gaussian(noise / used.max() ** 0.5, 1e-4))
+    return float(dp_accounting.get_epsilon_gaussian(noise / uses.max() ** 0.5, 1e-4))
 
 
 def test_a_run_spends_what_its_plan_says() -> None:
@@ -139,16 +141,16 @@ def test_a_run_spends_what_its_plan_says() -> None:
     run = fb.train(PLAN, fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES))
     assert len(run.rounds) == PLAN.rounds
     assert run.rounds[-1].epsilon == pytest.approx(PLAN.epsilon)
-    whole = by_row(list(range(1, PLAN.rounds + 1)))
-    assert PLAN.epsilon[0] == pytest.approx(whole, rel=1e-6)
-    assert 0.99 * 4 < whole <= 4
+    epsilon = by_row(list(range(1, PLAN.rounds + 1)))
+    assert PLAN.epsilon[0] == pytest.approx(epsilon, rel=1e-6)
+    assert 0.99 * 4 < epsilon <= 4
 
 
 def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
     def devices() -> fb.SimulatedDevices:
         return fb.SimulatedDevices(DATA, budget=BUDGET, prices=PRICES, seed=5)
 
-    whole = fb.train(PLAN, devices())
+    uninterrupted = fb.train(PLAN, devices())
     folder = str(tmp_path / "run")
 
     def crash(latest: fb.Round) -> None:
@@ -158,19 +160,20 @@ def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="power cut"):
         fb.train(PLAN, devices(), record=folder, on_round=crash)
     resumed = fb.train(PLAN, devices(), record=folder)
-    assert resumed.theta == pytest.approx(whole.theta)
-    assert resumed.rounds[-1].epsilon.tolist() == whole.rounds[-1].epsilon.tolist()
+    assert resumed.theta == pytest.approx(uninterrupted.theta)
+    expected = uninterrupted.rounds[-1].epsilon
+    assert resumed.rounds[-1].epsilon.tolist() == expected.tolist()
 
 
 @settings(max_examples=20)
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 3))
 def test_skipped_rounds_are_never_counted_too_low(
-    there: list[bool], before: int
+    takes_part: list[bool], before: int
 ) -> None:
     devices = fb.SimulatedDevices(DATA)
-    plan = replace(PLAN, rounds=len(there), tau=3, epsilon=np.full(3, 1e6))
+    plan = replace(PLAN, rounds=len(takes_part), tau=3, epsilon=np.full(3, 1e6))
     devices.begin(plan)
-    numbers = [number for number, here in enumerate(there, 1) if here]
+    numbers = [number for number, trains in enumerate(takes_part, 1) if trains]
     for number in numbers:
         order = Order(number=number, theta=np.zeros(5), plan=plan, steps_before=before)
         spent = devices.run_round(order).epsilon[0]
@@ -178,7 +181,7 @@ def test_skipped_rounds_are_never_counted_too_low(
         assert spent >= by_row(numbers, plan=plan, before=before) * (1 - 1e-9)
 
 
-def test_a_run_that_goes_on_with_other_batches_is_charged_anew() -> None:
+def test_a_run_continued_with_other_batches_is_charged_again() -> None:
     devices = fb.SimulatedDevices(DATA, prices=PRICES)
     one = replace(PLAN, rounds=1, tau=1)
     first = fb.train(one, devices)
@@ -189,7 +192,7 @@ def test_a_run_that_goes_on_with_other_batches_is_charged_anew() -> None:
     )
     assert (smaller.blocks == PLAN.blocks).all()
     other = fb.train(smaller, devices, after=same)
-    again = fb.train(one, devices)  # a run of its own deals anew
+    again = fb.train(one, devices)  # a separate run shuffles again
     spent = [run.rounds[-1].epsilon[0] for run in (first, other, again)]
     noise = float(PLAN.noise_multiplier[0]) / 2
     for uses, epsilon in enumerate(spent, 1):
@@ -199,14 +202,14 @@ def test_a_run_that_goes_on_with_other_batches_is_charged_anew() -> None:
 
 def test_replanned_runs_stay_within_the_budget() -> None:
     problem = DATA.problem()
-    dear = fb.Prices(communication=20, computation=1, computation_per_sample=9)
-    devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=dear)
-    started = fb.plan(problem, BUDGET, dear)
+    expensive = fb.Prices(communication=20, computation=1, computation_per_sample=9)
+    devices = fb.SimulatedDevices(DATA, budget=BUDGET, prices=expensive)
+    started = fb.plan(problem, BUDGET, expensive)
     assert started.sampling == "cyclic" and started.rounds > 2
     run = fb.train(started, devices, stop=lambda latest: latest.number == 2)
-    # What is left of 1000 pays for no step on all 64 rows.
+    # The rest of the budget of 1000 does not pay for a step on all 64 rows.
     assert max(run.rounds[-1].cost) > 1000 - 9 * 64
-    rest = fb.replan(run, problem, BUDGET, dear)
+    rest = fb.replan(run, problem, BUDGET, expensive)
     after = fb.train(rest, devices, after=run)
     assert max(after.rounds[-1].epsilon) <= 4
     assert not after.rounds[-1].refused

@@ -1,4 +1,4 @@
-"""The simulated fleet keeps the contract of every transport."""
+"""Simulated devices fulfil the contract of all `Devices`."""
 
 import pytest
 
@@ -18,7 +18,7 @@ class TestSimulatedDevices(DevicesContract):
             prices: fb.Prices,
             after: Devices | None = None,
         ) -> Devices:
-            # Ledgers in memory die with the process: `catch_up` counts the rounds anew.
+            # Ledgers in memory end with the process: `catch_up` charges them again.
             return fb.SimulatedDevices(data, budget=budget, prices=prices)
 
         return simulated

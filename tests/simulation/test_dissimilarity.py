@@ -1,4 +1,4 @@
-"""How unlike devices are: measured with noise, about right, and paid for."""
+"""The dissimilarity of devices: measured with noise, accurate, and charged."""
 
 from dataclasses import replace
 
@@ -21,52 +21,52 @@ BUDGET = fb.Budget(epsilon=[4.0, 1.0, 4.0, 4.0], cost=1000)
 PRICES = fb.Prices(communication=100, computation=1)
 
 
-def test_unlike_devices_measure_as_more_unlike() -> None:
-    found = []
+def test_more_heterogeneous_devices_give_a_larger_dissimilarity() -> None:
+    values = []
     for unlike in (0.0, 0.5, 3.0):
         data = small_data(devices=4, rows=2000, unlike=unlike, seed=2)
         problem = measure_dissimilarity(data, data.problem(), BUDGET, seed=0)
-        found.append(problem["dissimilarity"])
-    assert found == sorted(found) and found[0] < 0.25 < found[2]
+        values.append(problem["dissimilarity"])
+    assert values == sorted(values) and values[0] < 0.25 < values[2]
 
 
-def test_noise_is_taken_off_the_estimate() -> None:
+def test_the_estimate_is_corrected_for_noise() -> None:
     rng = np.random.default_rng(0)
-    many, dim = 4, 100
+    devices, dim = 4, 100
     common = np.full(dim, 0.3)
-    true = common + 0.1 * rng.standard_normal((many, dim))
+    true = common + 0.1 * rng.standard_normal((devices, dim))
     std = np.array([0.1, 0.2, 0.3, 0.2])
     w = 1 / std**2 / np.sum(1 / std**2)
     mean = w @ true
     exact = np.sqrt(w @ np.sum((true - mean) ** 2, axis=1) / (mean @ mean))
     noisy = [
-        estimate(true + std[:, None] * rng.standard_normal((many, dim)), std)
+        estimate(true + std[:, None] * rng.standard_normal((devices, dim)), std)
         for _ in range(200)
     ]
     # By hand from the definition, on gradients without noise.
     assert np.mean(noisy) == pytest.approx(exact, rel=0.05)
-    raw = true + std[:, None] * rng.standard_normal((many, dim))
+    raw = true + std[:, None] * rng.standard_normal((devices, dim))
     spread = w @ np.sum((raw - w @ raw) ** 2, axis=1)
     assert np.sqrt(spread / ((w @ raw) @ (w @ raw))) > 1.3 * exact  # noise is not small
-    assert estimate(std[:, None] * rng.standard_normal((many, 1)) * 0, std) == 1.0
+    assert estimate(std[:, None] * rng.standard_normal((devices, 1)) * 0, std) == 1.0
 
 
 def test_the_noise_is_that_of_the_share_and_plans_spend_the_rest() -> None:
     data = small_data(devices=4, rows=200)
     problem = measure_dissimilarity(data, data.problem(), BUDGET, share=0.1, seed=0)
-    whole = np.asarray(GDP.mu_from_epsilon(BUDGET.epsilon, 1e-4))
-    assert problem.prior_mu == pytest.approx(whole * 0.1**0.5)
+    total_mu = np.asarray(GDP.mu_from_epsilon(BUDGET.epsilon, 1e-4))
+    assert problem.prior_mu == pytest.approx(total_mu * 0.1**0.5)
     constant = problem.constants["dissimilarity"]
     assert constant.source == "measured privately" and "10%" in constant.note
     plan = fb.plan(problem, BUDGET, PRICES, learning_rate=2.0)
     assert (plan.epsilon <= np.asarray(BUDGET.epsilon)).all()
     assert plan.prior_mu == pytest.approx(problem.prior_mu)
     again = measure_dissimilarity(data, problem, BUDGET, share=0.1, seed=0)
-    assert again.prior_mu == pytest.approx(whole * (0.1 + 0.9 * 0.1) ** 0.5)
+    assert again.prior_mu == pytest.approx(total_mu * (0.1 + 0.9 * 0.1) ** 0.5)
     assert query_cost(problem, PRICES).tolist() == [101] * 4
 
 
-def test_replacing_a_sample_moves_the_answer_by_no_more_than_its_noise_hides() -> None:
+def test_replacing_a_sample_moves_the_answer_by_at_most_its_sensitivity() -> None:
     data = small_data(devices=2, rows=20)
     problem = data.problem()
     before = dissimilarity.device_gradient(data, problem, 0)
@@ -106,5 +106,5 @@ def test_a_query_and_its_plan_fit_both_budgets_together() -> None:
     assert (plan.cost <= 1000).all()
     assert run.rounds[-1].epsilon == pytest.approx(plan.epsilon)
     with pytest.raises(fb.InvalidInputError, match="cost"):
-        poor = replace(BUDGET, cost=100)
-        plan_with_query(data, data.problem(), poor, PRICES, seed=0)
+        small = replace(BUDGET, cost=100)
+        plan_with_query(data, data.problem(), small, PRICES, seed=0)

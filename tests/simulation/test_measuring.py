@@ -15,7 +15,7 @@ def test_many_models_measure_as_one_does(loss: str) -> None:
     thetas = np.random.default_rng(0).normal(scale=3, size=(70, params))
     together = measure_all(data, model, thetas)
     for row in (0, 63, 64, 69):
-        alone = measure(data, model, thetas[row])
-        assert alone.keys() == together.keys()
-        for name, value in alone.items():
+        single = measure(data, model, thetas[row])
+        assert single.keys() == together.keys()
+        for name, value in single.items():
             assert together[name][row] == pytest.approx(value, rel=1e-12)

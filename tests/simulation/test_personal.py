@@ -1,4 +1,4 @@
-"""Personal models: better than both where each alone is worse, and silent."""
+"""Personal models: better than the global and local-only ones, at no charge."""
 
 import numpy as np
 import pytest
@@ -25,31 +25,31 @@ def pooled_model(data: Dataset) -> np.ndarray:
     return fit(data.problem().model, data.train.x, data.train.y, strength=1e-3)
 
 
-def test_few_rows_on_unlike_devices_gain_over_both() -> None:
+def test_few_rows_on_heterogeneous_devices_gain_over_both() -> None:
     losses = {"global": [], "personal": [], "alone": []}  # type: dict[str, list[float]]
     for seed in range(4):
         data = small_data(devices=12, rows=40, dim=8, unlike=0.5, seed=seed)
         loss, theta = data.problem().model, pooled_model(data)
-        found = measure_personal(data, loss, theta)
+        measured = measure_personal(data, loss, theta)
         losses["global"].append(measure(data, loss, theta)["test_loss"])
-        losses["personal"].append(found["personal_test_loss"])
-        losses["alone"].append(found["alone_test_loss"])
+        losses["personal"].append(measured["personal_test_loss"])
+        losses["alone"].append(measured["alone_test_loss"])
     assert np.mean(losses["personal"]) < np.mean(losses["global"])
     assert np.mean(losses["personal"]) < np.mean(losses["alone"])
 
 
-def test_a_good_model_is_kept_and_a_bad_one_is_left() -> None:
+def test_a_good_model_is_used_and_a_bad_one_is_not() -> None:
     data = small_data(devices=6, rows=60)
     loss, theta = data.problem().model, 3 * pooled_model(data)
     good = adapt_all(data, loss, theta)
     bad = adapt_all(data, loss, -10 * theta)
-    assert np.mean([p.kept for p in good]) > 0.2
-    assert max(p.kept for p in bad) < 1e-3
-    assert min(p.alone for p in bad) > 0.9
+    assert np.mean([p.global_weight for p in good]) > 0.2
+    assert max(p.global_weight for p in bad) < 1e-3
+    assert min(p.local_weight for p in bad) > 0.9
     assert bad[0].theta == pytest.approx(bad[0].own, abs=0.1)
 
 
-def test_a_model_that_is_too_sure_is_kept_at_a_fitting_length() -> None:
+def test_an_overconfident_model_is_scaled() -> None:
     data = small_data(devices=1, rows=200)
     loss, train = data.problem().model, data.train.device(0)
     best = fit(loss, *train)
@@ -57,22 +57,22 @@ def test_a_model_that_is_too_sure_is_kept_at_a_fitting_length() -> None:
         judged_fits(loss, train, data.validation.device(0), scale * best, 0)
         for scale in (1, 2, 0.5, 8)
     ]
-    kept = [float(fits[0] @ best / (best @ best)) for fits, _ in judged]
-    losses = [unseen[0] for _, unseen in judged]
-    assert kept == pytest.approx([1, 1, 1, 4])
+    scales = [float(fits[0] @ best / (best @ best)) for fits, _ in judged]
+    losses = [held_out[0] for _, held_out in judged]
+    assert scales == pytest.approx([1, 1, 1, 4])
     assert losses[0] == pytest.approx(losses[1])
     assert losses[0] == pytest.approx(losses[2])
     assert losses[3] > losses[0]
 
 
-def test_a_device_uses_its_own_rows_alone() -> None:
+def test_a_device_uses_only_its_own_rows() -> None:
     data = small_data(devices=3, rows=50)
     loss, theta = data.problem().model, pooled_model(data)
-    alone = adapt(loss, data.train.device(1), data.validation.device(1), theta, seed=1)
-    assert (alone.theta == adapt_all(data, loss, theta)[1].theta).all()
+    single = adapt(loss, data.train.device(1), data.validation.device(1), theta, seed=1)
+    assert (single.theta == adapt_all(data, loss, theta)[1].theta).all()
 
 
-def test_several_models_at_once_are_adapted_as_each_alone() -> None:
+def test_several_models_at_once_are_adapted_as_one_by_one() -> None:
     data = small_data(devices=2, rows=50)
     loss, theta = data.problem().model, pooled_model(data)
     models = [theta, None, -theta]
@@ -80,7 +80,8 @@ def test_several_models_at_once_are_adapted_as_each_alone() -> None:
         for ours, expected in zip(together, adapt_all(data, loss, model), strict=True):
             assert (ours.theta == expected.theta).all()
             assert (ours.own == expected.own).all()
-            assert (ours.kept, ours.alone) == (expected.kept, expected.alone)
+            assert ours.global_weight == expected.global_weight
+            assert ours.local_weight == expected.local_weight
 
 
 @pytest.mark.parametrize("classes", [3, None])
@@ -88,15 +89,15 @@ def test_several_classes_and_regression(classes: int | None) -> None:
     data = small_data(devices=3, rows=40, classes=classes, unlike=0.5)
     loss = data.problem().model
     theta = fit(loss, data.train.x, data.train.y, strength=1e-3)
-    found = measure_personal(data, loss, theta)
-    assert found["personal_test_loss"] < found["constant_test_loss"]
-    assert ("personal_test_accuracy" in found) == (classes is not None)
+    measured = measure_personal(data, loss, theta)
+    assert measured["personal_test_loss"] < measured["constant_test_loss"]
+    assert ("personal_test_accuracy" in measured) == (classes is not None)
 
 
 def test_one_row_is_too_few_to_judge_by_but_not_too_few_to_run() -> None:
     data = small_data(devices=4, rows=1)
-    found = adapt_all(data, data.problem().model, np.ones(5))
-    assert all(np.isfinite(personal.theta).all() for personal in found)
+    adapted = adapt_all(data, data.problem().model, np.ones(5))
+    assert all(np.isfinite(personal.theta).all() for personal in adapted)
 
 
 def test_sparse_rows_give_the_same_model() -> None:
@@ -104,9 +105,9 @@ def test_sparse_rows_give_the_same_model() -> None:
 
     data = small_data(devices=1, rows=100)
     loss, theta = data.problem().model, pooled_model(data)
-    (x, y), seen = data.train.device(0), data.validation.device(0)
-    dense = adapt(loss, (x, y), seen, theta)
-    sparse = adapt(loss, (csr_array(x), y), (csr_array(seen[0]), seen[1]), theta)
+    (x, y), (held_x, held_y) = data.train.device(0), data.validation.device(0)
+    dense = adapt(loss, (x, y), (held_x, held_y), theta)
+    sparse = adapt(loss, (csr_array(x), y), (csr_array(held_x), held_y), theta)
     assert sparse.theta == pytest.approx(dense.theta, abs=1e-3)
 
 
@@ -126,7 +127,7 @@ def test_training_measures_personal_models_at_no_charge() -> None:
     assert not any(name.startswith("personal") for name in without.measured)
 
 
-def test_devices_that_keep_theirs_to_themselves_are_told_apart() -> None:
+def test_devices_that_keep_theirs_to_themselves_are_refused() -> None:
     data = small_data()
     budget, prices = (
         fb.Budget(epsilon=4, cost=1000),
@@ -140,7 +141,7 @@ def test_devices_that_keep_theirs_to_themselves_are_told_apart() -> None:
             self.run_round = inner.run_round
 
     plan = fb.plan(data.problem(), budget, prices)
-    with pytest.raises(fb.InvalidInputError, match="keep theirs to themselves"):
+    with pytest.raises(fb.InvalidInputError, match="which real devices do not send"):
         fb.train(plan, Silent(), personal=True)
 
 
@@ -149,8 +150,8 @@ def test_measuring_one_model_per_device_agrees_with_measuring_one() -> None:
     loss, theta = data.problem().model, pooled_model(data)
     once = means(measure_devices(data, loss, theta))
     each = means(measure_devices(data, loss, np.tile(theta, (5, 1))))
-    whole = measure(data, loss, theta)
-    assert once == each and whole | once == pytest.approx(whole)
+    measured = measure(data, loss, theta)
+    assert once == each and measured | once == pytest.approx(measured)
 
 
 def test_a_logistic_fit_is_sklearns() -> None:
@@ -182,17 +183,17 @@ def test_the_gradient_vanishes_at_the_fit(name: str) -> None:
     loss = loss_named(name, num_classes=classes if name == "softmax" else None, l2=1e-3)
     centre = np.linspace(-1, 1, loss.num_params(x.shape[1]))
     theta = fit(loss, x, y, strength=0.1, centre=centre, tolerance=1e-7)
-    left = smooth(loss).gradient(theta, x, y) + 0.1 * (theta - centre)
-    assert np.abs(left).max() < 1e-6
+    gradient = smooth(loss).gradient(theta, x, y) + 0.1 * (theta - centre)
+    assert np.abs(gradient).max() < 1e-6
 
 
-def test_a_strong_pull_keeps_the_centre_and_weights_count_as_copies() -> None:
+def test_strong_regularisation_gives_the_centre_and_weights_count_as_copies() -> None:
     x, y = small_data().train.device(0)
     loss, centre = loss_named("logistic"), np.arange(5.0)
-    kept, free = (fit(loss, x, y, strength=s, centre=centre) for s in (1e6, 1e-3))
-    assert kept == pytest.approx(centre, abs=1e-5)
-    assert loss.value(free, x, y) < loss.value(kept, x, y)
+    strong, weak = (fit(loss, x, y, strength=s, centre=centre) for s in (1e6, 1e-3))
+    assert strong == pytest.approx(centre, abs=1e-5)
+    assert loss.value(weak, x, y) < loss.value(strong, x, y)
     twice = np.where(np.arange(len(y)) < 10, 2.0, 1.0)
-    weighed = fit(loss, x, y, strength=0.1, row_weights=twice / twice.sum())
+    weighted = fit(loss, x, y, strength=0.1, row_weights=twice / twice.sum())
     copied = np.concatenate([x, x[:10]]), np.concatenate([y, y[:10]])
-    assert weighed == pytest.approx(fit(loss, *copied, strength=0.1), abs=1e-3)
+    assert weighted == pytest.approx(fit(loss, *copied, strength=0.1), abs=1e-3)

@@ -24,22 +24,22 @@ _FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--no-first-run"),
 )
-SLOW = 60_000  # milliseconds: a busy machine is no failure
+SLOW = 60_000  # milliseconds: generous for a busy machine
 
 
 @contextmanager
-def served(runs: Path, *more: str) -> Iterator[str]:
+def served(runs: Path, *options: str) -> Iterator[str]:
     """Run `fedbudget ui` as a user does; yield its address."""
     held = HeldPort()
     command = [sys.executable, "-m", "fedbudget", "ui", "--no-browser"]
     log = runs.parent / "ui.log"
     with open(log, "wb") as file:
         process = subprocess.Popen(
-            [*command, "--port", str(held.number), "--runs", str(runs), *more],
+            [*command, "--port", str(held.number), "--runs", str(runs), *options],
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=runs.parent,
-            env=os.environ | {"HOME": str(runs.parent)},  # nobody's own settings
+            env=os.environ | {"HOME": str(runs.parent)},  # no user settings
         )
     address = f"http://127.0.0.1:{held.number}"
     try:
@@ -78,7 +78,7 @@ def chromium() -> Iterator["Browser"]:
 
 
 def settle(page: "Page") -> None:
-    """Wait until the page has drawn all that it was asked for."""
+    """Wait until the page is drawn."""
     page.get_by_role("heading", level=1).wait_for(timeout=SLOW)
     page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for(
         timeout=SLOW

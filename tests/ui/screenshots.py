@@ -1,7 +1,7 @@
 """The pictures in docs/images, of a real page with real runs and a real fleet.
 
-`make screenshots` takes them again, and says how long the page needs to follow a
-slider.
+`make screenshots` takes them again, and prints how long the page takes to update after
+a slider moved.
 """
 
 import re
@@ -48,7 +48,7 @@ def main() -> None:
             _take(browser, address, name, "light", WIDE)
             _take(browser, address, name, "dark", NARROW)
         _take_fleet(browser, address, folder / "fleet")
-        print(f"a slider's change is shown after {_seconds(browser, address):.2f} s")
+        print(f"a slider updates the page in {_seconds(browser, address):.2f} s")
 
 
 def _train(out: Path, *options: str) -> None:
@@ -90,34 +90,34 @@ def _save(page: "Page", name: str) -> None:
 
 
 def _take_fleet(browser: "Browser", address: str, folder: Path) -> None:
-    """Start a fleet that talks for nothing, so that there are rounds to look at."""
+    """Start a fleet with cheap communication, so that there are many rounds."""
     data = fedbudget.load("adult", split="by-education", seed=0)
     fleet = TrialFleet(folder, data, TERMS, minimum=1)
     page = _open(browser, f"{address}/fleet", "light", WIDE)
-    field = page.get_by_label("Status of the coordinator")
+    field = page.get_by_label("Status address of the coordinator")
     field.fill(f"http://127.0.0.1:{fleet.status_port}/status")
     field.press("Enter")
     with ExitStack() as stack:
         fleet.start(stack)
-        page.get_by_text(re.compile(r"([4-9]|\d\d) of .* rounds are over")).wait_for(
+        page.get_by_text(re.compile(r"([4-9]|\d\d) of .* rounds completed")).wait_for(
             timeout=3 * SLOW
         )
         _save(page, "fleet-light")
 
 
 def _seconds(browser: "Browser", address: str) -> float:
-    """Return how long it takes from a key to the last change on the page."""
+    """Return the median seconds from a key press to the last change on the page."""
     page = _open(browser, address, "light", WIDE)
-    found = []
-    # Every press asks what was not asked before: nothing is remembered.
-    for name in 3 * ["For a local step"] + 4 * ["How many"]:
+    seconds = []
+    # Every press requests a new fleet: no result is cached.
+    for name in 3 * ["Per local step"] + 4 * ["Number of devices"]:
         began = time.perf_counter()
         page.get_by_role("slider", name=name).press("ArrowRight")
         page.locator("[data-test-script-state=running]").wait_for(timeout=SLOW)
         settle(page)
-        found.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - began)
     page.close()
-    return statistics.median(found)
+    return statistics.median(seconds)
 
 
 if __name__ == "__main__":

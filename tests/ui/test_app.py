@@ -1,4 +1,4 @@
-"""How the page is served: here alone, and with nothing sent anywhere."""
+"""The server of the page: local only, without usage statistics."""
 
 import socket
 from pathlib import Path
@@ -9,7 +9,7 @@ from fedbudget.ui.app import server_command
 from tests.cli.running import assert_one_line, run
 
 
-def test_streamlit_is_told_to_stay_at_home() -> None:
+def test_streamlit_serves_this_machine_only() -> None:
     pytest.importorskip("streamlit")
     command = server_command(port=8501, runs=Path("runs"), fleet="http://x")
     assert "--server.address=127.0.0.1" in command

@@ -1,4 +1,4 @@
-"""The page in a real browser: clicked, typed into, and looked at."""
+"""The page in a real browser."""
 
 import json
 import re
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no browser here: the page is NOT tested; install chromium"
+    CHROMIUM is None, reason="no browser: the page is NOT tested; install chromium"
 )
 
 
-# Tiny steps on unlike devices that talk for free: a round for each step they can pay,
-# 5,000 of them, so that a run goes on for as long as it takes to press a button.
+# Small steps, heterogeneous devices and free communication give 5,000 rounds of one
+# step: the run lasts long enough to press a button.
 MANY_ROUNDS = """
 [data]
 table = "sensors.csv"
@@ -80,13 +80,13 @@ def page(browser: "Browser") -> Iterator["Page"]:
 
 
 def card(page: "Page", name: str) -> "Locator":
-    """Return what a card shows below its name."""
+    """Return the value of a card."""
     card = page.get_by_test_id("stMetric").filter(has_text=re.compile(f"^{name}"))
     return card.get_by_test_id("stMetricValue")
 
 
 def new_text(shown: "Locator", old: str) -> str:
-    """Wait until the text is another one; return it."""
+    """Wait until the text changes; return it."""
     from playwright.sync_api import expect
 
     expect(shown).not_to_have_text(old, timeout=SLOW)
@@ -94,26 +94,26 @@ def new_text(shown: "Locator", old: str) -> str:
 
 
 def test_sliders_and_fields_change_the_plan(page: "Page", address: str) -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
     page.goto(address)
     settle(page)
     page.get_by_text(re.compile("Binding: |Neither budget")).wait_for(timeout=SLOW)
     drawn = page.get_by_test_id("stVegaLiteChart").locator("canvas, svg")
     drawn.first.wait_for(timeout=SLOW)
-    loss = card(page, "Predicted loss")
+    loss = card(page, "Predicted excess loss")
     before = loss.inner_text()
     page.get_by_role("slider", name="Epsilon").press("ArrowLeft")  # 4 to 2.8
     lower = new_text(loss, before)
     assert float(lower) > float(before)
     settle(page)
-    columns = page.get_by_label("Columns of a row", exact=True)
+    columns = page.get_by_label("Feature columns", exact=True)
     columns.fill("5")
     columns.press("Enter")
     assert float(new_text(loss, lower)) < float(lower)
-    assert asked and all(
+    assert urls and all(
         url.startswith((address, address.replace("http", "ws"), "data:", "blob:"))
-        for url in asked
+        for url in urls
     )
 
 
@@ -123,7 +123,7 @@ def test_a_budget_too_small_is_said_in_one_line(page: "Page", address: str) -> N
     page.get_by_role("slider", name="Cost").press("Home")
     error = page.get_by_test_id("stAlert").filter(has_text="cost budget 50 is below")
     error.wait_for(timeout=SLOW)
-    page.get_by_text("What other budgets would buy").first.wait_for(timeout=SLOW)
+    page.get_by_text("Predicted loss for other budgets").first.wait_for(timeout=SLOW)
 
 
 def test_a_run_is_started_watched_stopped_and_resumed(
@@ -131,7 +131,7 @@ def test_a_run_is_started_watched_stopped_and_resumed(
 ) -> None:
     page.goto(f"{address}/run")
     settle(page)
-    page.get_by_text("My own table or fedbudget.toml").last.click()  # that is enough
+    page.get_by_text("My own table or fedbudget.toml").last.click()  # opens the fields
     fill(page, "Table or fedbudget.toml", "fedbudget.toml")
     fill(page, "Seed", "7")
     fill(page, "Name", "mine")
@@ -177,10 +177,10 @@ def test_a_running_fleet_is_shown(page: "Page", address: str) -> None:
     page.get_by_text("No coordinator answers").wait_for(timeout=SLOW)
     server = StatusServer(lambda: RUNNING, port=0)
     try:
-        field = page.get_by_label("Status of the coordinator")
+        field = page.get_by_label("Status address of the coordinator")
         field.fill(f"http://127.0.0.1:{server.port}/status")
         field.press("Enter")
-        page.get_by_text("run 'alarms': 2 of 9 rounds are over").wait_for(timeout=SLOW)
+        page.get_by_text("run 'alarms': 2 of 9 rounds completed").wait_for(timeout=SLOW)
         assert new_text(card(page, "Online"), "") == "1 of 1"
         assert new_text(card(page, "Epsilon spent"), "") == "1.5"
     finally:
@@ -196,8 +196,8 @@ def test_a_telephone_shows_all_of_it(
     page.goto(f"{address}/{name}")
     settle(page)
     main = page.get_by_test_id("stMain")
-    wide = main.evaluate("node => [node.scrollWidth, node.clientWidth]")
-    assert wide[0] <= wide[1] <= 390  # nothing hangs over the edge
+    widths = main.evaluate("node => [node.scrollWidth, node.clientWidth]")
+    assert widths[0] <= widths[1] <= 390  # no horizontal scrolling
     background = page.get_by_test_id("stApp").evaluate(
         "node => getComputedStyle(node).backgroundColor"
     )

@@ -87,18 +87,18 @@ def test_an_epsilon_in_a_table_is_rounded_up() -> None:
     assert shown_epsilon(None) is None
 
 
-def test_every_round_that_the_coordinator_tells_of_has_a_bar() -> None:
+def test_every_round_that_the_coordinator_reports_has_a_bar() -> None:
     rows = round_rows(RUNNING)
     assert rows == [{"round": 1, "seconds": 0.5}, {"round": 2, "seconds": 0.42}]
     charts = pytest.importorskip("fedbudget.ui.charts", exc_type=ImportError)
     drawn = charts.seconds_chart(rows).to_dict()
     assert drawn["encoding"]["x"]["scale"]["domain"] == [0.5, 10.5]
-    assert drawn["encoding"]["y2"] == {"datum": 0}  # bars stand on the axis
+    assert drawn["encoding"]["y2"] == {"datum": 0}  # bars start at the axis
     assert round_rows({"devices": []}) == []
 
 
 def test_nobody_there_is_not_an_error() -> None:
-    held = HeldPort()  # nobody listens, and nobody else may
+    held = HeldPort()  # no process listens, and none can
     assert read_status(f"http://127.0.0.1:{held.number}/status") is None
 
 
@@ -106,7 +106,7 @@ def test_nobody_there_is_not_an_error() -> None:
 def test_something_else_is_refused(
     answering: Callable[[bytes], str], text: bytes
 ) -> None:
-    with pytest.raises(InvalidInputError, match="is no coordinator"):
+    with pytest.raises(InvalidInputError, match="is not a coordinator"):
         read_status(answering(text))
 
 

@@ -1,4 +1,4 @@
-"""Run folders as the page reads them, also while they are written."""
+"""Run folders as the page reads them, complete or being written."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ PLAN = replace(
 
 
 def write_run(folder: Path, plan: fb.Plan = PLAN, *, done: int) -> Path:
-    """Write a folder as a run of three rounds leaves it after some of them."""
+    """Write the folder of a run of three rounds, of which some are done."""
     record = fb.Record(folder, about={"data": "adult: 2 devices"})
     record.open(plan)
     for n in range(1, done + 1):
@@ -43,7 +43,7 @@ def write_run(folder: Path, plan: fb.Plan = PLAN, *, done: int) -> Path:
 def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", done=2)
     with open(folder / "rounds.jsonl", "a") as file:
-        file.write('{"round": 3, "answ')  # a torn line
+        file.write('{"round": 3, "answ')  # an incomplete line
     run = read_folder(folder)
     assert run is not None and not run.run.finished
     assert run.measures == ("test_accuracy", "train_loss")
@@ -57,7 +57,7 @@ def test_a_run_without_privacy_says_so(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", PLAN.without_privacy(), done=3)
     run = read_folder(folder)
     assert run is not None and run.run.finished
-    assert summary(run)["promise"] == "none: NOT PRIVATE"
+    assert summary(run)["privacy"] == "none: NOT PRIVATE"
     assert {row["budget"] for row in run.spending()} == {"cost"}
 
 

@@ -23,7 +23,7 @@ def test_a_form_stands_for_options() -> None:
 
 
 @pytest.mark.parametrize("data", DATA)
-def test_a_file_that_is_named_is_what_is_trained_on(data: str) -> None:
+def test_a_named_file_replaces_the_selected_data(data: str) -> None:
     assert options_for(data, {"table": "my.toml"}, NUMBERS) == [
         "my.toml",
         "--seed",
@@ -36,7 +36,7 @@ def test_a_file_that_is_named_is_what_is_trained_on(data: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "-o"])
 def test_a_name_stays_inside_the_folder(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="is not a folder's"):
+    with pytest.raises(InvalidInputError, match="is not valid"):
         Runner(tmp_path).start(name, [])
     assert list(tmp_path.iterdir()) == []
 
@@ -44,7 +44,7 @@ def test_a_name_stays_inside_the_folder(name: str, tmp_path: Path) -> None:
 def test_a_folder_is_not_written_twice(tmp_path: Path) -> None:
     (tmp_path / "run-1").mkdir()
     runner = Runner(tmp_path)
-    with pytest.raises(RecordError, match="take another name"):
+    with pytest.raises(RecordError, match="choose another name"):
         runner.start("run-1", [])
     assert runner.free_name() == "run-2"
     with pytest.raises(RecordError, match="not started from this page"):
@@ -55,10 +55,10 @@ def test_a_run_that_is_still_being_planned_has_its_name(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     options = ["adult", "--split", "iid", "--epsilon", "4", "--cost", "1000"]
     first = runner.start(None, options)
-    assert not first.exists()  # its process has not begun
+    assert not first.exists()  # it is still being planned
     second = runner.start(None, options)
     assert (first.name, second.name, runner.free_name()) == ("run-1", "run-2", "run-3")
-    with pytest.raises(RecordError, match="take another name"):
+    with pytest.raises(RecordError, match="choose another name"):
         runner.start("run-1", options)
     for process in runner.processes.values():
         process.kill()
@@ -70,6 +70,6 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     runner.start("bad", ["nowhere.csv", "--epsilon", "4", "--cost", "1000"])
     runner.processes["bad"].wait(timeout=60)
-    said = runner.failure("bad")
-    assert said is not None and "'nowhere.csv' is not known" in said
+    message = runner.failure("bad")
+    assert message is not None and "'nowhere.csv' is not known" in message
     assert not runner.is_running("bad")

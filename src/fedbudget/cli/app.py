@@ -1,4 +1,4 @@
-"""All commands in one application, and what becomes of errors."""
+"""All commands in one application, and their errors and exit codes."""
 
 import os
 import signal
@@ -76,7 +76,7 @@ app.add_typer(fleet, name="fleet")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0, 1 refused or failed, 2 bad usage, 130 stopped."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal may not know every sign
+        if hasattr(stream, "reconfigure"):  # a terminal may lack a character
             stream.reconfigure(errors="replace")
     sys.exit(_run(arguments))
 
@@ -99,44 +99,46 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (Stopped, KeyboardInterrupt, typer.Abort) as stop:
         return _stop(str(stop) if isinstance(stop, Stopped) else "stopped")
     except OSError as error:
-        # What is left to print has nowhere to go, and must not fail again at exit.
+        # Buffered output cannot be written: discard it, or the exit fails again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # the reader has seen enough
+        if isinstance(
+            error, BrokenPipeError
+        ):  # the reader closed the pipe, as head does
             return REFUSED
         return _fail(f"cannot read or write: {error}", REFUSED)
 
 
 @contextmanager
 def ctrl_c_outside_llvm() -> Iterator[None]:
-    """Hold Ctrl-C back while Numba is inside LLVM.
+    """Delay Ctrl-C while Numba is inside LLVM.
 
-    LLVM calls back into Python, and an exception raised there is printed and lost: the
-    run would go on, or fail for want of what was not compiled.
+    LLVM calls back into Python. An exception raised there is printed and lost: the run
+    would continue, or fail because a kernel was not compiled.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for each, _ in walk_stack(frame):
-            if each.f_globals.get("__name__", "").startswith("llvmlite."):
-                again = threading.Timer(0.05, _signal_main_thread, [number])
-                again.daemon = True
-                again.start()
+        for caller, _ in walk_stack(frame):
+            if caller.f_globals.get("__name__", "").startswith("llvmlite."):
+                retry = threading.Timer(0.05, _signal_main_thread, [number])
+                retry.daemon = True
+                retry.start()
                 return
         signal.default_int_handler(number, frame)
 
-    usual = signal.getsignal(signal.SIGINT)
+    previous = signal.getsignal(signal.SIGINT)
     main_thread = threading.current_thread() is threading.main_thread()
-    if not main_thread or usual is not signal.default_int_handler:
+    if not main_thread or previous is not signal.default_int_handler:
         yield
         return
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGINT, previous)
 
 
 def _signal_main_thread(number: int) -> None:
-    """Send a signal so that it also ends a wait of the main thread."""
+    """Send a signal that also interrupts a wait of the main thread."""
     main_thread = threading.main_thread().ident
     if main_thread is not None and hasattr(signal, "pthread_kill"):
         signal.pthread_kill(main_thread, number)
@@ -155,7 +157,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _usage(error: Any) -> str:
-    """Say what is wrong with the command line, and which help to read."""
+    """Return the error in the command line, and the help to read."""
     command = error.ctx.command_path if error.ctx is not None else "fedbudget"
-    wrong = error.format_message().rstrip(".") or "which command is missing"
-    return f"{wrong}: see {command} --help"
+    message = error.format_message().rstrip(".") or "the command is missing"
+    return f"{message}: see {command} --help"

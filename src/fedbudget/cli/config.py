@@ -1,7 +1,7 @@
 """`fedbudget.toml`: a table, its public columns, budgets and prices, in one file.
 
-A command that is given such a file takes its options from there; what is given on the
-command line as well counts instead. Every error names the key and the line.
+A command reads its options from such a file; options on the command line override it.
+Every error names the key and the line.
 """
 
 import re
@@ -36,7 +36,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     _EITHER: (str, int, float),
 }
 
-# Section, key, what it must be, and the option it stands for ("" is none).
+# Section, key, its type, and the option that it sets ("" is none).
 _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "data": {
         "table": (_TEXT, ""),
@@ -72,10 +72,10 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
 }
 _SECTIONS = (*_KEYS, "label", "features", "devices")
-_OF_A_DEVICE = (*_KEYS["budget"], *_KEYS["prices"])
+_DEVICE_KEYS = (*_KEYS["budget"], *_KEYS["prices"])
 _TRAIN_ONLY = ("participation", "personal", "out")
 
-# What errors call an argument (the library's name or the option's), and its key.
+# The argument that an error names (the library's or the option's), and its key.
 _ARGUMENTS: Mapping[str, tuple[str, str]] = {
     "data": ("data", "table"),
     "source": ("data", "table"),
@@ -90,7 +90,7 @@ _ARGUMENTS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Config:
-    """A file that was read: its text and its values."""
+    """A config file: its text and its values."""
 
     path: Path
     text: str
@@ -98,17 +98,17 @@ class Config:
 
     @property
     def table(self) -> str:
-        """The table's path; a relative one is relative to the file."""
+        """The path of the table; a relative path starts at the config's folder."""
         return str(self.path.parent / self.values["data"]["table"])
 
     @property
     def schema(self) -> Schema:
-        """The public bounds and categories; warns where they were only read off."""
+        """The bounds and categories; warns unless the config declares them public."""
         if not self.values["data"].get("public_bounds", False):
             warnings.warn(
                 f"{self._at('data', 'public_bounds')}: bounds and categories may still "
                 "be those read from the rows, and no privacy guarantee covers them; "
-                "replace them by what is publicly known, then set it to true",
+                "replace them by what is publicly known, then set this key to true",
                 NotPrivateWarning,
                 stacklevel=2,
             )
@@ -122,26 +122,26 @@ class Config:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The values of the command line's options, by their names."""
+        """The values of the options, by name."""
         options = {"label": self.values["label"]["name"], "schema": str(self.path)}
         for section, keys in _KEYS.items():
             for key, value in self.values.get(section, {}).items():
                 kind, option = keys[key]
-                if option:  # one that takes a text takes a number as its text
+                if option:  # a number may stand for a text
                     options[option] = str(value) if kind == _EITHER else value
         return options
 
     @property
     def devices(self) -> dict[str, dict[str, float]]:
-        """Budgets and prices of single devices, by name; they stand before all."""
+        """Budgets and prices of single devices, by name; they override all others."""
         devices: dict[str, dict[str, float]] = self.values.get("devices", {})
         return devices
 
     def check_devices(self, names: Sequence[str]) -> None:
-        """Refuse budgets of a device that is not there."""
+        """Raise if a section names a device that does not exist."""
         for name in self.devices:
             if name not in names:
-                raise self._wrong(
+                raise self._error(
                     "devices",
                     name,
                     f"is not one of the {len(names)} devices, such as {names[0]!r}: "
@@ -151,10 +151,10 @@ class Config:
     def located(
         self, error: InvalidInputError, options: Mapping[str, Any]
     ) -> InvalidInputError:
-        """Return the error with the key and the line that it is about.
+        """Return the error with the key and the line that caused it.
 
-        The error knows its argument or its column. A key that the command line
-        overruled (`options` has another value) is not to blame.
+        The error names its argument or its column. A key that the command line
+        overrides (`options` has another value) is not the cause.
         """
         section, key = self._key_of(error)
         if key not in self.values.get(section, {}):
@@ -179,34 +179,35 @@ class Config:
         return "features", error.column
 
     def _at(self, section: str, key: str) -> str:
-        """Return file, line and key; the line of the section, if it lacks the key."""
+        """Return file, line and key; if the key is missing, the line of its section."""
         line = line_of(self.text, (section, key)) or line_of(self.text, (section,))
-        where = "" if line is None else f", line {line}"
-        return f"{self.path}{where}, {'.'.join(filter(None, (section, key)))}"
+        position = "" if line is None else f", line {line}"
+        return f"{self.path}{position}, {'.'.join(filter(None, (section, key)))}"
 
-    def _wrong(self, section: str, key: str, what: str) -> DataError:
-        return DataError(f"{self._at(section, key)} {what}")
+    def _error(self, section: str, key: str, text: str) -> DataError:
+        return DataError(f"{self._at(section, key)} {text}")
 
 
 def read_config(path: str | Path) -> Config:
     """Read a file and check its keys and their types.
 
     Raises:
-        DataError: It cannot be read, or a key is wrong; the message has its line.
+        DataError: The file cannot be read, or a key is invalid; names the line.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        where = f", line {place[1]}, column {place[2]}" if place else ""
-        said = str(error).split(" (at ")[0]
+        match = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        position = f", line {match[1]}, column {match[2]}" if match else ""
+        reason = str(error).split(" (at ")[0]
         raise DataError(
-            f"{path}{where}: {said[:1].lower()}{said[1:]}: write TOML, key = value"
+            f"{path}{position}: {reason[:1].lower()}{reason[1:]}: write TOML, "
+            "key = value"
         ) from None
     except FileNotFoundError:
         raise DataError(
-            f"config {str(path)!r} is not there: check the path, or write one with "
+            f"config {str(path)!r} does not exist: check the path, or write one with "
             "fedbudget init"
         ) from None
     except OSError as error:
@@ -216,7 +217,7 @@ def read_config(path: str | Path) -> Config:
         ) from None
     except UnicodeDecodeError:
         raise DataError(
-            f"config {str(path)!r} is not text in UTF-8: save it as such, or name "
+            f"config {str(path)!r} is not UTF-8 text: save it as UTF-8, or name "
             "another file"
         ) from None
     config = Config(path=Path(path), text=text, values=values)
@@ -227,104 +228,104 @@ def read_config(path: str | Path) -> Config:
 def line_of(text: str, keys: Sequence[str]) -> int | None:
     r"""Return the line, counted from 1, on which a key or a section begins.
 
-    The parser itself is asked which lines hold the key, whatever the spelling.
+    The TOML parser itself decides which lines hold the key, in any spelling.
 
     >>> line_of("[budget]\ncost = 5", ("budget", "cost"))
     2
     """
     lines = text.split("\n")
 
-    def whole_up_to(count: int) -> tuple[int, dict[str, Any]]:
-        while True:  # a cut through a value of several lines: end before it
+    def parse_up_to(count: int) -> tuple[int, dict[str, Any]]:
+        while True:  # the cut is inside a multi-line value: end before it
             try:
                 return count, tomllib.loads("\n".join(lines[:count]))
             except tomllib.TOMLDecodeError:
                 count -= 1
 
-    def holds(count: int) -> bool:
-        _, values = whole_up_to(count)
+    def has_key(count: int) -> bool:
+        _, values = parse_up_to(count)
         for key in filter(None, keys):
             if not isinstance(values, dict) or key not in values:
                 return False
             values = values[key]
         return True
 
-    last = bisect_left(range(len(lines) + 1), True, key=holds)
-    return whole_up_to(last - 1)[0] + 1 if last <= len(lines) else None
+    last = bisect_left(range(len(lines) + 1), True, key=has_key)
+    return parse_up_to(last - 1)[0] + 1 if last <= len(lines) else None
 
 
 def options_from(context: typer.Context, value: str | None) -> str | None:
-    """Take the options of a command from a config, if that is what its data are."""
+    """Read the options of a command from a config, if its data argument names one."""
     if value is None or not value.endswith(".toml"):
         return value
     config, command = read_config(value), context.info_name
     if config.devices and command not in ("plan", "train"):
-        raise config._wrong(
+        raise config._error(
             "devices",
             "",
-            f"sets budgets of single devices, which {command} cannot honour: leave the "
-            "section out, or use plan or train",
+            f"sets budgets of single devices, which {command} does not support: remove "
+            "the section, or use plan or train",
         )
-    left_out = () if command == "train" else _TRAIN_ONLY
+    ignored = () if command == "train" else _TRAIN_ONLY
     context.default_map = {
-        name: held for name, held in config.options.items() if name not in left_out
+        name: option for name, option in config.options.items() if name not in ignored
     }
     return config.table
 
 
 def _check(config: Config) -> None:
-    """Refuse unknown or missing keys, and values of another type."""
+    """Raise for unknown or missing keys, and for values of another type."""
     for section, values in config.values.items():
         if section not in _SECTIONS:
-            place = ("", section) if not isinstance(values, dict) else (section, "")
-            raise config._wrong(
-                *place, f"is not known: use only {', '.join(_SECTIONS)}"
+            position = ("", section) if not isinstance(values, dict) else (section, "")
+            raise config._error(
+                *position, f"is not known: use only {', '.join(_SECTIONS)}"
             )
         if not isinstance(values, dict):
-            raise config._wrong(section, "", f"must be a section: write [{section}]")
+            raise config._error(section, "", f"must be a section: write [{section}]")
     for section, key in (("data", "table"), ("label", "name"), ("features", "")):
-        inside = config.values.get(section)
-        if inside is None or (key and key not in inside):
-            named = f"{section}.{key}".rstrip(".")
+        keys_in_file = config.values.get(section)
+        if keys_in_file is None or (key and key not in keys_in_file):
+            name = f"{section}.{key}".rstrip(".")
             raise DataError(
-                f"{config.path}: {named} is missing: fedbudget init writes a whole file"
+                f"{config.path}: {name} is missing: fedbudget init writes a full file"
             )
     for section, keys in _KEYS.items():
         for key, value in config.values.get(section, {}).items():
             _check_known(config, (section, key), key, tuple(keys))
             kind = keys[key][0]
-            fits = isinstance(value, _TYPES[kind])
-            if not fits or (isinstance(value, bool) and kind != _TRUTH):
-                raise config._wrong(section, key, f"must be {kind}, got {value!r}")
-    for name, held in config.devices.items():
-        if not isinstance(held, dict):
-            raise config._wrong("devices", name, "must be a section of its own")
-        for key, value in held.items():
-            _check_known(config, ("devices", name), key, _OF_A_DEVICE)
+            valid = isinstance(value, _TYPES[kind])
+            if not valid or (isinstance(value, bool) and kind != _TRUTH):
+                raise config._error(section, key, f"must be {kind}, got {value!r}")
+    for name, values in config.devices.items():
+        if not isinstance(values, dict):
+            raise config._error("devices", name, "must be a section of its own")
+        for key, value in values.items():
+            _check_known(config, ("devices", name), key, _DEVICE_KEYS)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            free = key in _KEYS["prices"]
-            if not number or value < 0 or (value == 0 and not free):
-                least = "zero or more" if free else "above 0"
-                raise config._wrong(
-                    "devices", name, f"has {key} {value!r}: give a number {least}"
+            may_be_zero = key in _KEYS["prices"]
+            if not number or value < 0 or (value == 0 and not may_be_zero):
+                limit = "of at least 0" if may_be_zero else "above 0"
+                raise config._error(
+                    "devices", name, f"has {key} {value!r}: give a number {limit}"
                 )
 
 
 def _check_known(
-    config: Config, place: tuple[str, str], key: str, keys: tuple[str, ...]
+    config: Config, position: tuple[str, str], key: str, keys: tuple[str, ...]
 ) -> None:
-    """Refuse a key that means nothing here, and say which is near."""
+    """Raise for an unknown key, and suggest a similar one."""
     if key in keys:
         return
-    named = "" if place[1] == key else f"has the key {key!r}, which "
-    raise config._wrong(
-        *place,
-        f"{named}is not known, use one of {', '.join(keys)}: {nearest(keys, key)}",
+    subject = "" if position[1] == key else f"has the key {key!r}, which "
+    raise config._error(
+        *position,
+        f"{subject}is not known, use one of {', '.join(keys)}: {nearest(keys, key)}",
     )
 
 
 def names_the_key(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command's errors say which key of its config is wrong."""
+    """Let the errors of a command name the invalid key of its config."""
 
     @wraps(command)
     def run(**options: Any) -> None:
@@ -339,7 +340,7 @@ def names_the_key(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_prices(text: str, prices: Mapping[str, tuple[float, str]]) -> str:
-    r"""Return the file with these prices, each with its comment; all else stays.
+    r"""Return the file with these prices, each with its comment; the rest is unchanged.
 
     >>> with_prices("[prices]\ncommunication = 1  # old", {"communication": (2, "new")})
     '[prices]\ncommunication = 2.0  # new'
@@ -351,7 +352,7 @@ def with_prices(text: str, prices: Mapping[str, tuple[float, str]]) -> str:
     table: Any = document.setdefault("prices", tomlkit.table())
     for key, (value, comment) in prices.items():
         item = tomlkit.item(float(f"{value:.6g}"))
-        if not isinstance(table, InlineTable):  # where a comment would end the table
+        if not isinstance(table, InlineTable):  # a comment would end an inline table
             item.comment(comment)
             item.trivia.comment_ws = "  "
         table[key] = item
@@ -359,7 +360,7 @@ def with_prices(text: str, prices: Mapping[str, tuple[float, str]]) -> str:
 
 
 def write_prices(path: str | Path, prices: Mapping[str, tuple[float, str]]) -> None:
-    """Write prices into a config, which keeps its line ends."""
+    """Write prices into a config; its line ends are unchanged."""
     text = Path(path).read_bytes().decode("utf-8")
     line_end = "\r\n" if "\r\n" in text else "\n"
     changed = with_prices(text.replace("\r\n", "\n"), prices)

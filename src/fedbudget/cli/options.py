@@ -11,13 +11,13 @@ from typer.core import TyperCommand, TyperGroup
 from fedbudget.cli.config import options_from
 from fedbudget.errors import InvalidInputError
 
-BUDGETS, RUN, OUTPUT = "Budgets of a device", "Run", "Output"
-_DATA, _TABLE, _SHAPE = "Data by name", "Your own table", "No data at all"
-PLANNING, _PRICES = "Planner", "Prices a device pays"
+BUDGETS, RUN, OUTPUT = "Budgets of each device", "Run", "Output"
+_DATA, _TABLE, _SHAPE = "Built-in data", "Your own table", "Without data"
+PLANNING, _PRICES = "Planner", "Prices of each device"
 
 
 def parse_number(text: str) -> float:
-    """Read an option's number; the error shows what was given instead."""
+    """Read an option's number; the error shows the invalid text."""
     try:
         return float(text)
     except ValueError:
@@ -25,7 +25,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_whole(text: str) -> int:
-    """Read an option's whole number; the error shows what was given instead."""
+    """Read an option's whole number; the error shows the invalid text."""
     try:
         return int(text)
     except ValueError:
@@ -71,8 +71,7 @@ Epsilon: TypeAlias = Annotated[
     float,
     typer.Option(
         parser=parse_number,
-        help="Privacy each device may lose in the whole run, no unit; 1 to 10 are "
-        "usual.",
+        help="Privacy budget of each device for the whole run; 1 to 10 is usual.",
         show_default=False,
         rich_help_panel=BUDGETS,
     ),
@@ -81,7 +80,7 @@ Cost: TypeAlias = Annotated[
     float,
     typer.Option(
         parser=parse_number,
-        help="What each device may spend in the whole run, in the prices' unit.",
+        help="Cost budget of each device for the whole run, in the unit of the prices.",
         show_default=False,
         rich_help_panel=BUDGETS,
     ),
@@ -90,8 +89,8 @@ Delta: TypeAlias = Annotated[
     float,
     typer.Option(
         parser=parse_number,
-        help="The delta of (epsilon, delta), a probability; take less than one "
-        "over a device's samples.",
+        help="The delta of (epsilon, delta)-differential privacy; choose less than 1 "
+        "divided by the samples of a device.",
         rich_help_panel=BUDGETS,
     ),
 ]
@@ -99,8 +98,8 @@ Delta: TypeAlias = Annotated[
 Split: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="How rows are dealt out. adult: by-education, iid; vehicle: "
-        "by-sensor, iid. Default: the first one named.",
+        help="How to partition the rows. adult: by-education, iid; vehicle: "
+        "by-sensor, iid. Default: the first one listed.",
         show_default=False,
         rich_help_panel=_DATA,
     ),
@@ -109,7 +108,7 @@ NumDevices: TypeAlias = Annotated[
     int | None,
     typer.Option(
         parser=parse_whole,
-        help="How many devices, for --split iid. Default: 16 (adult), 23 (vehicle).",
+        help="Number of devices, for --split iid. Default: 16 (adult), 23 (vehicle).",
         show_default=False,
         rich_help_panel=_DATA,
     ),
@@ -117,7 +116,7 @@ NumDevices: TypeAlias = Annotated[
 VehiclePath: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="The real vehicle.mat, in place of the stand-in. Default: none.",
+        help="The real vehicle.mat, instead of the stand-in. Default: none.",
         show_default=False,
         rich_help_panel=_DATA,
     ),
@@ -134,7 +133,7 @@ Label: TypeAlias = Annotated[
 DeviceColumn: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="The column that names each row's device. Default: none; then give "
+        help="The column that names each row's device. Default: none; then use "
         "--partition.",
         show_default=False,
         rich_help_panel=_TABLE,
@@ -143,8 +142,8 @@ DeviceColumn: TypeAlias = Annotated[
 SchemaFile: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="JSON or TOML file with public bounds and categories. Default: read "
-        "off the rows, which is NOT private.",
+        help="JSON or TOML file with public bounds and categories. Default: inferred "
+        "from the rows, which is NOT private.",
         show_default=False,
         rich_help_panel=_TABLE,
     ),
@@ -152,7 +151,7 @@ SchemaFile: TypeAlias = Annotated[
 PartitionText: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="Instead of --device, deal the rows out: iid:16, size:60,40, "
+        help="How to partition the rows, instead of --device: iid:16, size:60,40, "
         "dirichlet:16:0.3, column:NAME. Default: by --device.",
         show_default=False,
         rich_help_panel=_TABLE,
@@ -162,7 +161,7 @@ Missing: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="error|drop",
-        help="What to do with rows that have empty cells. Default: error.",
+        help="How to handle rows with empty cells. Default: error.",
         show_default=False,
         rich_help_panel=_TABLE,
     ),
@@ -181,7 +180,7 @@ Dim: TypeAlias = Annotated[
     int | None,
     typer.Option(
         parser=parse_whole,
-        help="Columns of a sample. Required with --samples.",
+        help="Number of feature columns. Required with --samples.",
         show_default=False,
         rich_help_panel=_SHAPE,
     ),
@@ -200,7 +199,7 @@ CommunicationPrice: TypeAlias = Annotated[
     float,
     typer.Option(
         parser=parse_number,
-        help="Cost units per round (both ways).",
+        help="Cost units per round (download and upload).",
         rich_help_panel=_PRICES,
     ),
 ]
@@ -214,7 +213,7 @@ SamplePrice: TypeAlias = Annotated[
     float,
     typer.Option(
         parser=parse_number,
-        help="Cost units per sample in a local step, on top.",
+        help="Additional cost units per sample in a local step.",
         rich_help_panel=_PRICES,
     ),
 ]
@@ -223,7 +222,7 @@ Planner: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="joint|bound|paper",
-        help="joint plans everything; bound and paper follow the paper's bound.",
+        help="joint plans every setting; bound and paper minimise the paper's bound.",
         rich_help_panel=PLANNING,
     ),
 ]
@@ -232,7 +231,7 @@ Planners: TypeAlias = Annotated[
     typer.Option(
         "--planners",
         metavar="joint|bound|paper",
-        help="One planner, or several to compare: joint,paper.",
+        help="One planner, or several to compare, such as joint,paper.",
         rich_help_panel=PLANNING,
     ),
 ]
@@ -248,7 +247,8 @@ Weights: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="auto|uniform|size",
-        help="How much each device counts: planned, alike, or by its samples.",
+        help="Weights of the devices in the average: planned, equal, or by number of "
+        "samples.",
         rich_help_panel=PLANNING,
     ),
 ]
@@ -256,8 +256,8 @@ Target: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="uniform|size",
-        help="What planned weights aim at, noise aside: every device alike, or "
-        "every sample.",
+        help="Target of the planned weights, before noise is considered: equal per "
+        "device, or by number of samples.",
         rich_help_panel=PLANNING,
     ),
 ]
@@ -274,9 +274,9 @@ Sampling: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="auto|fixed|cyclic",
-        help="How smaller batches than all samples are drawn: fixed, anew in every "
-        "step; cyclic, dealt once and taken in turn. auto: cyclic where samples "
-        "have a price.",
+        help="How batches smaller than a device's data are drawn. fixed: at random in "
+        "every step. cyclic: partitioned once, then used in turn. auto: cyclic if "
+        "samples have a price.",
         rich_help_panel=PLANNING,
     ),
 ]
@@ -284,7 +284,7 @@ LearningRate: TypeAlias = Annotated[
     float | None,
     typer.Option(
         parser=parse_number,
-        help="Size of a local step. Default: planned.",
+        help="Learning rate of the local steps. Default: planned.",
         show_default=False,
         rich_help_panel=PLANNING,
     ),
@@ -292,8 +292,8 @@ LearningRate: TypeAlias = Annotated[
 LossName: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="logistic, softmax, hinge or huber. Default: what fits the labels; "
-        "logistic without data.",
+        help="logistic, softmax, hinge or huber. Default: the one that fits the "
+        "labels; logistic without data.",
         show_default=False,
         rich_help_panel=PLANNING,
     ),
@@ -303,16 +303,16 @@ L2: TypeAlias = Annotated[
     typer.Option(
         "--l2",
         parser=parse_number,
-        help="Weight of the L2 term, per parameter squared.",
+        help="Strength of the L2 penalty, l2/2 times the squared norm.",
         rich_help_panel=PLANNING,
     ),
 ]
 Dissimilarity: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="How unlike the devices are: iid, mild, strong, or a share of the "
-        "initial gap; for train also measure: one noisy query, charged to every "
-        "device. Default: as the rows were dealt out; mild without data.",
+        help="How heterogeneous the devices are: iid, mild, strong, or a share of the "
+        "initial gap. train also accepts measure: one noisy query, charged to every "
+        "device. Default: by the partition of the rows; mild without data.",
         show_default=False,
         rich_help_panel=PLANNING,
     ),
@@ -321,7 +321,7 @@ SplitSeed: TypeAlias = Annotated[
     int,
     typer.Option(
         parser=parse_whole,
-        help="Seeds how rows are dealt out and split 80/10/10 on every device.",
+        help="Seed of the partition and of the 80/10/10 split on every device.",
         rich_help_panel=PLANNING,
     ),
 ]
@@ -330,7 +330,7 @@ AsJson: TypeAlias = Annotated[
 ]
 
 
-def _flags_alone(params: list[Any]) -> list[Any]:
+def _flags_without_type(params: list[Any]) -> list[Any]:
     """Show flags without a type: Typer would print <bool> beside them."""
     for param in params:
         if getattr(param, "is_flag", False):
@@ -343,7 +343,7 @@ class PlainCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all options and arguments."""
-        return _flags_alone(super().get_params(ctx))
+        return _flags_without_type(super().get_params(ctx))
 
 
 class PlainGroup(TyperGroup):
@@ -351,4 +351,4 @@ class PlainGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all options and arguments."""
-        return _flags_alone(super().get_params(ctx))
+        return _flags_without_type(super().get_params(ctx))

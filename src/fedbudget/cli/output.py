@@ -1,6 +1,6 @@
-"""What is neither table nor plan: JSON, errors, warnings and progress.
+"""Output other than tables: JSON, errors, warnings and progress.
 
-rich is imported where it is used: help must come up fast.
+rich is imported where it is used: --help must be fast.
 """
 
 import json
@@ -17,7 +17,7 @@ from fedbudget.errors import DataWarning, NotPrivateWarning
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-PATIENCE = 1.0  # seconds before progress is shown
+PROGRESS_DELAY = 1.0  # seconds before progress is shown
 
 
 def one_line(text: str) -> str:
@@ -26,7 +26,7 @@ def one_line(text: str) -> str:
 
 
 def say(kind: str, message: str, *, style: str) -> None:
-    """Print one line on stderr, such as ``error: ...``; without a kind, as it is."""
+    """Print one line on stderr, such as ``error: ...``; the kind may be empty."""
     from rich.console import Console
     from rich.text import Text
 
@@ -35,7 +35,7 @@ def say(kind: str, message: str, *, style: str) -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print one JSON object; what is not a finite number becomes null."""
+    """Print one JSON object; a number that is not finite becomes null."""
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
@@ -53,11 +53,11 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def loud_warnings() -> Iterator[None]:
-    """Show our own warnings, each as one line; leave the others as they are."""
+    """Show this package's warnings, each on one line; do not change others."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", NotPrivateWarning)
         warnings.simplefilter("always", DataWarning)
-        usual = warnings.showwarning
+        previous = warnings.showwarning
 
         def show(
             message: Warning | str,
@@ -68,41 +68,41 @@ def loud_warnings() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, NotPrivateWarning):
-                told = str(message).removeprefix("NOT PRIVATE: ")
-                say("warning", f"NOT PRIVATE: {told}", style="bold yellow")
+                text = str(message).removeprefix("NOT PRIVATE: ")
+                say("warning", f"NOT PRIVATE: {text}", style="bold yellow")
             elif issubclass(category, DataWarning):
                 say("warning", str(message), style="bold yellow")
             else:
-                usual(message, category, filename, lineno, file, line)
+                previous(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show
         yield
 
 
-class Stopped(Exception):  # noqa: N818  # the user's wish, not an error
-    """Ctrl-C, where there is more to say than that."""
+class Stopped(Exception):  # noqa: N818  # requested by the user, not an error
+    """Ctrl-C, with a message for the user."""
 
 
 class Bar:
-    """A bar on stderr, with what is going on beside it."""
+    """A progress bar on stderr, with a text."""
 
-    def __init__(self, progress: "Progress", what: str, total: int | None) -> None:
-        self._progress, self._task = progress, progress.add_task(what, total=total)
+    def __init__(self, progress: "Progress", text: str, total: int | None) -> None:
+        self._progress, self._task = progress, progress.add_task(text, total=total)
 
     def __call__(self) -> None:
         """Advance by one."""
         self._progress.advance(self._task)
 
     def show(self, text: str, *, done: int | None = None) -> None:
-        """Say what is going on, and how much of it is done."""
+        """Change the text, and how much is done."""
         self._progress.update(self._task, description=text, completed=done)
 
 
 @contextmanager
 def progress(
-    what: str, *, total: int | None = None, counter: str = "{task.completed} done"
+    text: str, *, total: int | None = None, counter: str = "{task.completed} done"
 ) -> Iterator[Bar]:
-    """Show a bar on stderr once this takes over a second."""
+    """Show a bar on stderr if the block takes more than a second."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
@@ -116,8 +116,8 @@ def progress(
         transient=True,
         disable=not console.is_terminal,
     )
-    shown = Bar(bar, what, total)
-    timer = threading.Timer(PATIENCE, bar.start)
+    shown = Bar(bar, text, total)
+    timer = threading.Timer(PROGRESS_DELAY, bar.start)
     timer.daemon = True
     timer.start()
     try:
@@ -129,25 +129,25 @@ def progress(
 
 
 @contextmanager
-def telling_of_compilation(bar: Bar, what: str) -> Iterator[None]:
-    """Say on the bar when kernels are compiled: it takes a while, but only once."""
+def telling_of_compilation(bar: Bar, text: str) -> Iterator[None]:
+    """Show on the bar when kernels are compiled, then the text again."""
     try:
         from numba.core import event
-    except ImportError:  # the library says what is missing, and how to get it
+    except ImportError:  # the library raises an error with the remedy
         yield
         return
 
     class Listener(event.Listener):
-        depth = 0  # one function is compiled while another one is
+        depth = 0  # compilations nest
 
         def on_start(self, event: object) -> None:
             self.depth += 1
-            bar.show("compiling the kernels: about 15 s, on first use only")
+            bar.show("compiling kernels: about 15 s, on first use only")
 
         def on_end(self, event: object) -> None:
             self.depth -= 1
             if self.depth == 0:
-                bar.show(what)
+                bar.show(text)
 
     with event.install_listener("numba:compile", Listener()):
         yield

@@ -1,4 +1,4 @@
-"""From the options that describe the data to a problem the planner can take."""
+"""Read the data options into rows and a planning problem."""
 
 import json
 import re
@@ -17,9 +17,9 @@ from fedbudget.problem import USUAL_DISSIMILARITY, Counts, Problem
 from fedbudget.text import counted
 
 NAMES = ("adult", "vehicle")
-MAX_DEVICES = 10_000_000  # a few GB: beyond this, plan for a part of the fleet
+MAX_DEVICES = 10_000_000  # a few GB of memory
 
-# Which options describe which kind of data; any other combination is a mistake.
+# The options of each kind of data; any other combination is an error.
 _BY_NAME = ("split", "num_devices", "path")
 _TABLE = ("label", "device", "schema", "partition", "missing")
 _SHAPE = ("samples", "dim", "classes")
@@ -27,7 +27,7 @@ _SHAPE = ("samples", "dim", "classes")
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """The options that say which data to plan for, or only their shape."""
+    """The options that name the data, or describe their shape."""
 
     data: str | None = None  # adult, vehicle, or a table's path
     split: str | None = None
@@ -35,7 +35,7 @@ class DataOptions:
     path: str | None = None
     label: str | None = None
     device: str | None = None
-    schema: str | None = None  # a config's own path, where there is one
+    schema: str | None = None  # the path of the config, if there is one
     partition: str | None = None
     missing: str | None = None
     samples: str | None = None
@@ -49,9 +49,9 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Source:
-    """A problem, and what to call its data and its devices."""
+    """A problem, with the names of its data and its devices."""
 
-    line: str  # the data set in one line; says SYNTHETIC where it is
+    line: str  # describes the data set; says SYNTHETIC if it is
     problem: Problem
     device_names: tuple[str, ...]
 
@@ -82,12 +82,12 @@ def read_data(options: DataOptions) -> Dataset:
 
 
 def source_of(dataset: Dataset, options: DataOptions) -> Source:
-    """Return the problem of a data set, as the options want it seen."""
+    """Return the problem of a data set under the options."""
     dissimilarity = _dissimilarity(options)
     problem = dataset.problem(
         loss=options.loss, l2=options.l2, dissimilarity=dissimilarity
     )
-    stated = "" if dissimilarity is None else f" (planned for as {dissimilarity})"
+    stated = "" if dissimilarity is None else f" (planned as {dissimilarity})"
     line = f"{dataset}{stated}"
     return Source(line=line, problem=problem, device_names=dataset.device_names)
 
@@ -95,7 +95,7 @@ def source_of(dataset: Dataset, options: DataOptions) -> Source:
 def limits(
     options: DataOptions, source: Source, budget: Budget, prices: Prices
 ) -> tuple[Budget, Prices]:
-    """Return budgets and prices, one per device where a config sets single ones."""
+    """Return budgets and prices, per device if the config sets some per device."""
     if not str(options.schema).endswith(".toml"):
         return budget, prices
     config = read_config(str(options.schema))
@@ -104,12 +104,12 @@ def limits(
     names = source.device_names
     config.check_devices(names)
 
-    def each(key: str, usual: float) -> list[float]:
-        return [config.devices.get(name, {}).get(key, usual) for name in names]
+    def per_device(key: str, default: float) -> list[float]:
+        return [config.devices.get(name, {}).get(key, default) for name in names]
 
     return (
-        Budget(**{key: each(key, value) for key, value in vars(budget).items()}),
-        Prices(**{key: each(key, value) for key, value in vars(prices).items()}),
+        Budget(**{key: per_device(key, value) for key, value in vars(budget).items()}),
+        Prices(**{key: per_device(key, value) for key, value in vars(prices).items()}),
     )
 
 
@@ -119,14 +119,14 @@ def rows_record(options: DataOptions) -> dict[str, object]:
     record = {"source": options.data} | {n: getattr(options, n) for n in names}
     if options.data not in NAMES and options.schema is not None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotPrivateWarning)  # said already
-            # Itself: the file may change later.
+            warnings.simplefilter("ignore", NotPrivateWarning)  # shown already
+            # The schema, not its path: the file may change later.
             record["schema"] = _schema(options.schema).to_dict()
     return record
 
 
 def about(source: Source) -> dict[str, object]:
-    """Return what every JSON object says of its data."""
+    """Return the description of the data for JSON output."""
     constants = {
         name: {"value": item.value, "source": item.source, "note": item.note}
         for name, item in source.problem.constants.items()
@@ -135,7 +135,7 @@ def about(source: Source) -> dict[str, object]:
 
 
 def parse_samples(text: str) -> Counts:
-    """Read how many samples each device has.
+    """Read the number of samples of each device.
 
     >>> parse_samples("51,1628x3").tolist()
     [51, 1628, 1628, 1628]
@@ -153,8 +153,8 @@ def parse_samples(text: str) -> Counts:
     sizes, counts = zip(*pairs, strict=True)
     if sum(counts) > MAX_DEVICES:
         raise InvalidInputError(
-            f"--samples {text!r} asks for {sum(counts)} devices, more than "
-            f"{MAX_DEVICES}: plan for a part of them"
+            f"--samples {text!r} has {sum(counts)} devices, more than {MAX_DEVICES}: "
+            "plan for a part of them"
         )
     return np.repeat(np.array(sizes, dtype=np.int64), counts)
 
@@ -168,15 +168,15 @@ def _without_data(options: DataOptions) -> Source:
     _refuse(options, (*_BY_NAME, *_TABLE), "--samples")
     if options.dim is None:
         raise InvalidInputError(
-            "--samples comes without --dim: say how many columns a sample has, such "
-            "as --dim 102"
+            "--samples needs --dim: give the number of feature columns, such as "
+            "--dim 102"
         )
-    usual = "logistic" if options.classes in (None, 2) else "softmax"
+    default = "logistic" if options.classes in (None, 2) else "softmax"
     dissimilarity = _dissimilarity(options)
     problem = Problem(
         num_samples=parse_samples(options.samples),
         dim=options.dim,
-        loss=options.loss or usual,
+        loss=options.loss or default,
         num_classes=options.classes,
         l2=options.l2,
         dissimilarity=USUAL_DISSIMILARITY if dissimilarity is None else dissimilarity,
@@ -193,19 +193,18 @@ def _without_data(options: DataOptions) -> Source:
 def _table(options: DataOptions, path: str) -> Dataset:
     if not Path(path).is_file():
         raise DataError(
-            f"data {path!r} is not known: name {', '.join(NAMES)}, or a file that is "
-            "there",
+            f"data {path!r} is not known: name {', '.join(NAMES)}, or an existing file",
             argument="data",
         )
     _refuse(options, (*_BY_NAME, *_SHAPE), "a table")
     if options.label is None:
         raise InvalidInputError(
-            f"table {path!r} comes without --label: name the column to predict"
+            f"table {path!r} needs --label: name the column to predict"
         )
     if options.device is None and options.partition is None:
         raise InvalidInputError(
-            f"table {path!r} comes without --device: name the column that says whose "
-            "a row is, or deal the rows out with --partition iid:16",
+            f"table {path!r} needs --device: name the column that names each row's "
+            "device, or partition the rows with --partition iid:16",
             argument="data",
         )
     return from_table(
@@ -215,7 +214,7 @@ def _table(options: DataOptions, path: str) -> Dataset:
         schema=None if options.schema is None else _schema(options.schema),
         partition=options.partition,
         seed=options.seed,
-        missing=options.missing or "error",  # type: ignore[arg-type]  # it checks
+        missing=options.missing or "error",  # type: ignore[arg-type]  # checked there
     )
 
 
@@ -231,7 +230,7 @@ def _schema(path: str) -> Schema:
 
 
 def _refuse(options: DataOptions, names: tuple[str, ...], source: str) -> None:
-    """Raise if an option is given that means nothing for this source."""
+    """Raise if an option does not apply to this source."""
     for name in names:
         if getattr(options, name, None) is not None:
             raise InvalidInputError(
@@ -246,7 +245,7 @@ def _dissimilarity(options: DataOptions) -> str | float | None:
 
 
 def named_or_number(text: str) -> str | float:
-    """Return a number if it is one; the problem checks the rest."""
+    """Return the number, or the text, which the problem checks."""
     try:
         return float(text)
     except ValueError:

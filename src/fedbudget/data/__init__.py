@@ -1,4 +1,4 @@
-"""Data sets as devices hold them: Adult, Vehicle, and your own tables."""
+"""Data sets partitioned over devices: Adult, Vehicle, and your own tables."""
 
 from importlib import import_module
 from pathlib import Path
@@ -27,22 +27,22 @@ __all__ = [
 ]
 
 
-# Fetched when they are first used: a device reads its rows with the schema alone.
-_HOME = {
+# Imported on first use: a device needs the schema only.
+_MODULES = {
     "dataset": "Dataset Part hold_out",
     "features": "Categorical Numeric",
     "schema": "Schema",
     "tables": "from_partitions from_table infer_schema",
 }
-_LAZY = {name: home for home, names in _HOME.items() for name in names.split()}
+_LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def load(
@@ -58,9 +58,9 @@ def load(
     Args:
         name: ``adult`` (splits ``by-education``, ``iid``), or ``vehicle`` (splits
             ``by-sensor``, ``iid``).
-        split: How rows are dealt out to devices; by default the first one named above.
-        seed: Seeds the even shares and the 80/10/10 split on every device.
-        path: A ``vehicle.mat``; without it, vehicle is a SYNTHETIC stand-in.
+        split: How rows are partitioned over devices; by default the first named above.
+        seed: Seeds the partition and the 80/10/10 split on every device.
+        path: A ``vehicle.mat``; without it, vehicle is SYNTHETIC data.
         num_devices: For split ``iid`` only.
 
     >>> print(load("adult", split="iid", seed=1))

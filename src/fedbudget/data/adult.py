@@ -1,4 +1,4 @@
-"""UCI Adult (Becker and Kohavi, 1996), which comes with the package.
+"""UCI Adult (Becker and Kohavi, 1996), included in the package.
 
 The paper's Adult-1 is the split by education, its Adult-2 an even split: 32,561 rows,
 16 devices, the 8 categorical columns one-hot in 102, ``?`` a category of its own.
@@ -23,8 +23,8 @@ from fedbudget.text import shown
 
 SPLITS = ("by-education", "iid")
 
-# The categories as the data set's own documentation lists them, and `?`. They are
-# public, written down here and not read off the rows.
+# The categories that the data set's documentation lists, and `?`. They are public, and
+# were not read from the rows.
 _CATEGORIES = {
     "workclass": """? Federal-gov Local-gov Never-worked Private Self-emp-inc
         Self-emp-not-inc State-gov Without-pay""",
@@ -64,11 +64,11 @@ def load_adult(
     num_devices: int | None = None,
     files: Literal["train", "both"] = "train",
 ) -> Dataset:
-    """Load Adult, dealt out by education or evenly.
+    """Load Adult, partitioned by education or evenly.
 
     Args:
-        split: ``by-education`` (16 unlike devices) or ``iid`` (even shares).
-        seed: Seeds the even shares and the 80/10/10 split on every device.
+        split: ``by-education`` (16 heterogeneous devices) or ``iid`` (even shares).
+        seed: Seeds the partition and the 80/10/10 split on every device.
         num_devices: For ``iid`` only; by default 16.
         files: ``train`` for the 32,561 rows that the paper uses, ``both`` for 48,842.
 
@@ -88,7 +88,7 @@ def load_adult(
                 f"num_devices={shown(num_devices)} does not go with split "
                 "'by-education', which has 16: leave it out or use split 'iid'"
             )
-        # Education predicts the label, and each device has but one: strongly unlike.
+        # Education predicts the label, and each device has one value of it.
         ids, names, dissimilarity = education.codes, education.values, "strong"
     else:
         num_devices = 16 if num_devices is None else whole("num_devices", num_devices)
@@ -113,12 +113,12 @@ def _read(names: Sequence[str]) -> dict[str, Coded]:
     for name in names:
         path = package_files("fedbudget.data") / "files" / f"{name}.csv.gz"
         with path.open("rb") as packed, gzip.open(packed, "rt", newline="") as text:
-            header, *more = csv.reader(text)
-            rows += more
+            header, *records = csv.reader(text)
+            rows += records
     cells = dict(zip(header, zip(*rows, strict=True), strict=True))
     columns = {}
     for name, kind in {**SCHEMA.features, SCHEMA.label: SCHEMA.target}.items():
-        assert isinstance(kind, Categorical)  # every column of SCHEMA is
+        assert isinstance(kind, Categorical)  # true for every column of SCHEMA
         index = {value: code for code, value in enumerate(kind.values)}
         codes = np.fromiter(map(index.__getitem__, cells[name]), np.int32, len(rows))
         columns[name] = Coded(codes=codes, values=tuple(kind.values))

@@ -1,4 +1,4 @@
-"""Columns in memory: numbers as float64, everything else as codes into a value list."""
+"""Columns in memory: numbers as float64, all others as codes into a value list."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class Coded:
 
 
 Column: TypeAlias = Numbers | Coded  # an empty number is NaN
-Cells: TypeAlias = Column | Sequence[Any] | NDArray[Any]  # what `as_column` takes
+Cells: TypeAlias = Column | Sequence[Any] | NDArray[Any]  # the input of `as_column`
 
 
 def as_column(cells: Cells) -> Column:
@@ -59,7 +59,7 @@ def as_column(cells: Cells) -> Column:
 
 
 def as_coded(cells: Cells) -> Coded:
-    """Return any cells as categories, each spelt as `spelt` says; nothing is rounded.
+    """Return any cells as categories, written by `category_text`; no rounding.
 
     >>> as_coded(np.array([2.0, 0.5, 2.0])).values
     ('0.5', '2')
@@ -67,27 +67,29 @@ def as_coded(cells: Cells) -> Coded:
     if isinstance(cells, Coded):
         return cells
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "fiub":
-        distinct, codes = np.unique(cells, return_inverse=True)  # NaN: one, the last
-        texts = [spelt(cell) for cell in distinct]
+        distinct, codes = np.unique(
+            cells, return_inverse=True
+        )  # NaN: one value, the last
+        texts = [category_text(cell) for cell in distinct]
         codes = codes.reshape(-1)
         if texts and texts[-1] is None:
             codes = np.where(codes < len(texts) - 1, codes, -1)
         return Coded(codes=codes, values=tuple(t for t in texts if t is not None))
-    held = [spelt(cell) for cell in cells]
-    values = sorted({text for text in held if text is not None})
+    texts = [category_text(cell) for cell in cells]
+    values = sorted({text for text in texts if text is not None})
     index: dict[str | None, int] = {value: code for code, value in enumerate(values)}
-    codes = np.array([index.get(text, -1) for text in held], dtype=np.int32)
+    codes = np.array([index.get(text, -1) for text in texts], dtype=np.int32)
     return Coded(codes=codes, values=tuple(values))
 
 
-def spelt(cell: Any) -> str | None:
+def category_text(cell: Any) -> str | None:
     """Return the text of a category; None for an empty cell (None or NaN).
 
-    A truth value is 'true' or 'false', and a whole number has no point, so that 1, 1.0
-    and a float32 of it are one category wherever they come from.
+    A truth value is 'true' or 'false'. A whole number has no decimal point, so 1, 1.0
+    and a float32 of 1 are the same category.
 
-    >>> spelt(True), spelt(2.0), spelt(np.float32(0.1)), spelt(2**53 + 1)
-    ('true', '2', '0.1', '9007199254740993')
+    >>> [category_text(cell) for cell in (True, 2.0, np.float32(0.1), 2**53 + 1)]
+    ['true', '2', '0.1', '9007199254740993']
     """
     if cell is None:
         return None
@@ -100,13 +102,13 @@ def spelt(cell: Any) -> str | None:
     return str(cell)
 
 
-def reading(text: str) -> str:
-    """Return what a text reads as: the same for all spellings of one number.
+def canonical(text: str) -> str:
+    """Return the canonical form of a number or truth value; other texts unchanged.
 
-    So too for the spellings of a truth value. Any other text is returned as it is.
-
-    >>> reading("1.50") == reading(" +01.5") == reading("15e-1"), reading("True")
-    (True, 'true')
+    >>> canonical("1.50") == canonical(" +01.5") == canonical("15e-1")
+    True
+    >>> canonical("True")
+    'true'
     """
     bare = text.strip()
     if bare in TRUE or bare in FALSE:
@@ -121,7 +123,7 @@ def reading(text: str) -> str:
 
 
 def missing(column: Column) -> Bools:
-    """Return where the column has no value; shape (n,).
+    """Return a mask of the empty cells; shape (n,).
 
     >>> missing(np.array([1.0, np.nan])).tolist()
     [False, True]
@@ -132,7 +134,7 @@ def missing(column: Column) -> Bools:
 
 
 def keep_rows(column: Column, keep: Bools) -> Column:
-    """Return the column with only the rows marked, and only the values they hold.
+    """Return the marked rows of a column, with only the values that occur in them.
 
     >>> keep_rows(as_column(["a", "b"]), np.array([False, True])).values
     ('b',)
@@ -141,13 +143,13 @@ def keep_rows(column: Column, keep: Bools) -> Column:
         return column[keep]
     codes = column.codes[keep]
     present = np.bincount(codes[codes >= 0], minlength=len(column.values)) > 0
-    renumbered = np.append(np.cumsum(present) - 1, -1)  # the last place is for code -1
-    values = tuple(v for v, held in zip(column.values, present, strict=True) if held)
+    renumbered = np.append(np.cumsum(present) - 1, -1)  # the last entry is for code -1
+    values = tuple(v for v, used in zip(column.values, present, strict=True) if used)
     return Coded(codes=renumbered[codes], values=values)
 
 
 def check_name(names: Mapping[str, Any] | Sequence[str], name: str) -> None:
-    """Refuse a name that is not among the columns, and say which are near."""
+    """Refuse a name that is not among the columns, and suggest similar ones."""
     if name in names:
         return
     shown = ", ".join(map(repr, list(names)[:10])) + ", ..." * (len(names) > 10)
@@ -159,13 +161,13 @@ def check_name(names: Mapping[str, Any] | Sequence[str], name: str) -> None:
 
 
 def nearest(names: Mapping[str, Any] | Sequence[str], name: str) -> str:
-    """Return a hint for a name that is not among these.
+    """Return a hint for a name that is not among the names.
 
     >>> nearest(["age", "height"], "agee")
     "did you mean 'age'?"
     """
-    spelt = {known.lower(): known for known in names}
-    near = get_close_matches(name.lower(), spelt, n=3, cutoff=0.5)
-    if not near:
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    matches = get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)
+    if not matches:
         return "name one of them"
-    return f"did you mean {' or '.join(repr(spelt[match]) for match in near)}?"
+    return f"did you mean {' or '.join(repr(by_lower[match]) for match in matches)}?"

@@ -1,10 +1,10 @@
-"""A data set as devices hold it: three parts, rows stored device by device.
+"""A data set partitioned over devices: three parts, rows stored device by device.
 
-What a plan may know of a data set is its public shape: how many training rows each
-device has, how many columns and classes there are, and how the rows were dealt out.
-`Dataset.problem` passes on that, and reads no row.
+A plan uses only the public shape of a data set: the training rows of each device, the
+numbers of columns and classes, and how the rows were partitioned. `Dataset.problem`
+returns that shape, and reads no row.
 
-`hold_out` keeps devices out of training, to be measured as newcomers afterwards.
+`hold_out` keeps devices out of training, to measure the model on them afterwards.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Part:
                 f"{len(self.y)}: the three must agree"
             )
         if self.offsets[0] != 0 or bool(np.any(np.diff(self.offsets) < 0)):
-            raise DataError("offsets must start at 0 and never fall: sort the rows")
+            raise DataError("offsets must start at 0 and not decrease: sort the rows")
         object.__setattr__(self, "x", in_unit_ball(self.x))
         if self.y.dtype.kind == "f" and not np.isfinite(self.y).all():
             row = int(np.argmin(np.isfinite(self.y)))
@@ -57,7 +57,7 @@ class Part:
 
     @property
     def num_devices(self) -> int:
-        """M: how many devices share these rows."""
+        """M: the number of devices."""
         return len(self.offsets) - 1
 
     @property
@@ -69,7 +69,7 @@ class Part:
         """Return the rows and the labels of device m (views where possible)."""
         if not 0 <= m < self.num_devices:
             raise InvalidInputError(
-                f"device {m} is not there: choose 0 .. {self.num_devices - 1}"
+                f"device {m} does not exist: choose 0 .. {self.num_devices - 1}"
             )
         rows = slice(int(self.offsets[m]), int(self.offsets[m + 1]))
         return self.x[rows], self.y[rows]
@@ -77,7 +77,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Training, validation and test rows of M devices, and their public facts."""
+    """Training, validation and test rows of M devices, and their public shape."""
 
     name: str
     train: Part
@@ -86,8 +86,8 @@ class Dataset:
     device_names: tuple[str, ...]
     feature_names: tuple[str, ...]
     classes: tuple[str, ...] | None  # None: the labels are numbers (regression)
-    dissimilarity: Dissimilarity  # how the rows were dealt out: a public fact
-    synthetic: bool = False  # rows drawn from a model, not collected anywhere
+    dissimilarity: Dissimilarity  # of the partition, which is public
+    synthetic: bool = False  # rows drawn from a model
 
     def __post_init__(self) -> None:
         for part in (self.train, self.validation, self.test):
@@ -95,9 +95,9 @@ class Dataset:
             if shape != (len(self.device_names), len(self.feature_names)):
                 raise DataError(
                     f"a part has {counted(shape[0], 'device')} and "
-                    f"{counted(shape[1], 'column')}, the names say "
+                    f"{counted(shape[1], 'column')}, but there are names for "
                     f"{len(self.device_names)} and {len(self.feature_names)}: the "
-                    " parts and the names must agree"
+                    "parts and the names must agree"
                 )
 
     def __str__(self) -> str:
@@ -144,14 +144,14 @@ class Dataset:
         l2: float = 0.0,
         dissimilarity: str | float | None = None,
     ) -> "Problem":
-        """Return what a plan may know: counts, columns, classes; no row is read.
+        """Return the public shape for a plan: counts, columns, classes; reads no row.
 
         Args:
             loss: By default logistic for two classes, softmax for more, huber for
                 regression.
             l2: Weight of the L2 term.
-            dissimilarity: How unlike the devices are, if you know better than the way
-                the rows were dealt out.
+            dissimilarity: How heterogeneous the devices are; by default that of the
+                partition.
 
         Raises:
             InvalidInputError: The loss does not fit the labels.
@@ -182,7 +182,7 @@ def split_rows(
 
     A device of n rows trains on int(0.8 n), at least one; int(0.9 n) - int(0.8 n) are
     for validation and the rest for test. Within a device the order is random as well.
-    Works on all devices at once, so that a million of them take seconds.
+    Vectorised over devices: a million of them take seconds.
 
     Args:
         x: Rows, dense or CSR; shape (n, dim).
@@ -206,7 +206,7 @@ def split_rows(
         raise DataError(
             f"device {empty} has no row: drop it, or use a partition that fills it"
         )
-    # Keys are distinct, so that every sort gives the same order, by device then random.
+    # Keys are distinct, so every sort gives the same order: by device, then random.
     order = np.argsort(ids * len(ids) + generator(seed, stream=1).permutation(len(ids)))
     ends = np.cumsum(counts)
     rank = np.arange(len(ids)) - np.repeat(ends - counts, counts)
@@ -221,26 +221,29 @@ def split_rows(
 
 
 def hold_out(data: Dataset, *, count: int, seed: int = 0) -> tuple[Dataset, Dataset]:
-    """Return the data without some devices drawn at random, and those devices.
+    """Split off devices at random; return the remaining ones and the held-out ones.
 
     >>> from fedbudget.data import load
-    >>> there, newcomers = hold_out(load("adult", split="iid"), count=4)
-    >>> there.num_devices, newcomers.num_devices
+    >>> remaining, held_out = hold_out(load("adult", split="iid"), count=4)
+    >>> remaining.num_devices, held_out.num_devices
     (12, 4)
     """
     count = whole("count", count)
     if count >= data.num_devices:
         raise InvalidInputError(
-            f"count is {count}, but there are {data.num_devices} devices and one has "
-            f"to train: hold out at most {data.num_devices - 1}"
+            f"count is {count}, but there are {data.num_devices} devices and one must "
+            f"train: hold out at most {data.num_devices - 1}"
         )
     order = generator(seed, stream=2).permutation(data.num_devices)
-    late = np.sort(order[:count])
-    return only(data, np.sort(order[count:]).tolist()), only(data, late.tolist())
+    held_out, remaining = np.sort(order[:count]), np.sort(order[count:])
+    return (
+        select_devices(data, remaining.tolist()),
+        select_devices(data, held_out.tolist()),
+    )
 
 
-def only(data: Dataset, devices: Sequence[int]) -> Dataset:
-    """Return the data of these devices alone, in this order."""
+def select_devices(data: Dataset, devices: Sequence[int]) -> Dataset:
+    """Return the data of these devices only, in this order."""
     return replace(
         data,
         train=_take_devices(data.train, devices),
@@ -251,7 +254,7 @@ def only(data: Dataset, devices: Sequence[int]) -> Dataset:
 
 
 def _fitting_loss(loss: str | None, num_classes: int | None) -> str:
-    """Return the loss, or the usual one for these labels; refuse a misfit."""
+    """Return the loss, or the default one for these labels; refuse an unfit one."""
     if num_classes is None:
         fitting: tuple[str, ...] = ("huber",)
         labels = "numbers"
@@ -271,14 +274,14 @@ def _fitting_loss(loss: str | None, num_classes: int | None) -> str:
 
 
 def _take(x: Rows, y: Labels, rows: NDArray[Any], sizes: Counts) -> Part:
-    """Return the part made of these rows, already in the order of the devices."""
+    """Return the part made of these rows, which are sorted by device."""
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return Part(x=cast(Rows, x[rows]), y=y[rows], offsets=offsets)
 
 
 def _take_devices(part: Part, devices: Sequence[int]) -> Part:
     for m in devices:
-        part.device(m)  # raises for one that is not there
+        part.device(m)  # raises if it does not exist
     rows: NDArray[np.int64] = np.concatenate(
         [np.arange(part.offsets[m], part.offsets[m + 1]) for m in devices]
     )

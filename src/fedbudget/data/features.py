@@ -1,4 +1,4 @@
-"""The two kinds of columns, with public bounds or a public list, and their encoding."""
+"""Numeric and categorical columns, described publicly, and their encoding."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -9,18 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.checks import one_of
-from fedbudget.data.columns import Coded, Column, Numbers, as_coded, reading, spelt
+from fedbudget.data.columns import (
+    Coded,
+    Column,
+    Numbers,
+    as_coded,
+    canonical,
+    category_text,
+)
 from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.text import shown
 
 
 @dataclass(frozen=True)
 class Numeric:
-    """A number with public bounds: clipped to [low, high], which becomes [-1, 1]."""
+    """A number with public bounds: clipped to [low, high], then scaled to [-1, 1]."""
 
     low: float
     high: float
-    missing: float | None = None  # what an empty cell stands for; None: not allowed
+    missing: float | None = None  # the value of an empty cell; None: not allowed
 
     def __post_init__(self) -> None:
         for name in ("low", "high", "missing"):
@@ -41,9 +48,11 @@ class Numeric:
     def encode(self, name: str, column: Column) -> Numbers:
         """Return numbers in [-1, 1]; shape (n,)."""
         if isinstance(column, Coded):
-            such = f"text, such as {shown(column.values[0])}" if column.values else ""
+            example = (
+                f"text, such as {shown(column.values[0])}" if column.values else ""
+            )
             raise DataError(
-                f"column {name!r} holds {such or 'no number'}, but the schema says "
+                f"column {name!r} holds {example or 'no number'}, but the schema says "
                 "Numeric: make the column numeric or describe it as Categorical",
                 column=name,
             )
@@ -59,36 +68,36 @@ class Numeric:
             )
         low, width = self.low, self.high - self.low
         share = (np.clip(column, low, self.high) - low) / width
-        return np.clip(2 * share - 1, -1.0, 1.0)  # again: rounding may pass the end
+        return np.clip(2 * share - 1, -1.0, 1.0)  # again: rounding may exceed 1
 
 
 @dataclass(frozen=True)
 class Categorical:
-    """A category out of a public list; becomes one column per value.
+    """A category from a public list, encoded as one column per value.
 
-    A cell matches the value that is spelt like it, else the one that reads as the same
-    number or truth value, so that files and frames agree. Where two values read alike
-    ("1" and "01"), only the spelling counts.
+    A cell matches the value of the same text, or else the value that is the same number
+    or truth value, so that files and frames agree. If two values are the same number
+    ("1" and "01"), only the text counts.
 
     >>> Categorical([False, True]).values, Categorical([0.0, 0.5]).values
     (('false', 'true'), ('0', '0.5'))
     """
 
-    values: Sequence[str]  # numbers and truth values too; kept as a tuple of texts
-    missing: str | None = None  # the value an empty cell stands for; None: not allowed
+    values: Sequence[str]  # also numbers and truth values; stored as a tuple of texts
+    missing: str | None = None  # the value of an empty cell; None: not allowed
     other: Literal["error", "ignore"] = "error"  # an unlisted value; ignore: all zeros
 
     def __post_init__(self) -> None:
-        given: Any = self.values
+        values: Any = self.values
         # A text's items would be its letters, and a set has no order.
-        if isinstance(given, str | bytes | Mapping | Set) or not isinstance(
-            given, Iterable
+        if isinstance(values, str | bytes | Mapping | Set) or not isinstance(
+            values, Iterable
         ):
             raise InvalidInputError(
-                f"values must be a list, got {shown(given)}: list each category once, "
+                f"values must be a list, got {shown(values)}: list each category once, "
                 "[...]"
             )
-        object.__setattr__(self, "values", tuple(map(_category, given)))
+        object.__setattr__(self, "values", tuple(map(_category, values)))
         if not self.values or len(set(self.values)) < len(self.values):
             raise InvalidInputError(
                 f"values must be distinct and at least one, got {shown(self.values)}: "
@@ -108,12 +117,12 @@ class Categorical:
         codes = self.codes(coded)
         bad = codes < 0
         if self.other == "error" and bool(bad.any()):
-            held, empty = first_held(coded, bad)
+            cell, empty = first_cell(coded, bad)
             remedy = "fill it" if empty else "add it to the schema"
             raise DataError(
-                f"column {name!r} holds {held}, which is not one of its "
+                f"column {name!r} holds {cell}, which is not one of its "
                 f"{len(self.values)} values: {remedy}, or set other='ignore' or "
-                "missing= there",
+                "missing= in the schema",
                 column=name,
             )
         return codes
@@ -121,15 +130,17 @@ class Categorical:
     def codes(self, column: Coded) -> NDArray[np.int64]:
         """Return the index of each row's value; -1 where it is not in the list."""
         exact = {value: code for code, value in enumerate(self.values)}
-        alike: dict[str, int] = {}
+        equivalent: dict[str, int] = {}
         for value, code in exact.items():
-            key = reading(value)
-            alike[key] = -1 if key in alike else code
-        # One place more, for code -1: an empty cell reads the last entry.
+            key = canonical(value)
+            equivalent[key] = -1 if key in equivalent else code
+        # The last entry is for code -1, an empty cell.
         table = np.full(len(column.values) + 1, -1, dtype=np.int64)
-        for place, value in enumerate(column.values):
-            found = exact.get(value)
-            table[place] = alike.get(reading(value), -1) if found is None else found
+        for index, value in enumerate(column.values):
+            match = exact.get(value)
+            table[index] = (
+                equivalent.get(canonical(value), -1) if match is None else match
+            )
         if self.missing is not None:
             table[-1] = exact[self.missing]
         return np.asarray(table[column.codes])
@@ -138,12 +149,12 @@ class Categorical:
 Feature = Numeric | Categorical
 
 
-def first_held(column: Coded, marked: NDArray[np.bool_]) -> tuple[str, bool]:
-    """Return what the first marked row holds and where, and whether it is nothing."""
+def first_cell(column: Coded, marked: NDArray[np.bool_]) -> tuple[str, bool]:
+    """Describe the first marked cell and its row; return also whether it is empty."""
     row = int(np.argmax(marked))
     code = int(column.codes[row])
-    held = "no value" if code < 0 else shown(column.values[code])
-    return f"{held} in row {row} (counted from 0)", code < 0
+    cell = "no value" if code < 0 else shown(column.values[code])
+    return f"{cell} in row {row} (counted from 0)", code < 0
 
 
 def _number(name: str, value: Any) -> float:
@@ -164,7 +175,7 @@ def _category(value: Any) -> str:
     text = None
     if isinstance(value, str | bool | int | float | np.bool_ | np.number):
         try:
-            text = spelt(value)
+            text = category_text(value)
         except ValueError:  # an integer of thousands of digits
             text = None
     if text is None:

@@ -1,4 +1,4 @@
-"""Guess a schema from the rows themselves: handy for a first look, and not private."""
+"""Infer a schema from the rows: convenient for a first look, and NOT private."""
 
 import warnings
 from collections.abc import Mapping
@@ -13,15 +13,15 @@ from fedbudget.errors import DataError, DataWarning, NotPrivateWarning
 
 MOST_CLASSES = 1000  # more distinct values than this are an identifier, not a category
 MOST_NUMERIC_CLASSES = 20  # a numeric label with more distinct values is regression
-LARGEST_EXACT = 2**53  # float64 cannot tell larger whole numbers from their neighbours
+LARGEST_EXACT = 2**53  # float64 rounds larger whole numbers
 
 
 def schema_from_rows(
     columns: Mapping[str, Column], *, label: str, intercept: bool = True
 ) -> Schema:
-    """Read bounds and categories off the rows, and warn that this is not private.
+    """Read bounds and categories from the rows, and warn that this is not private.
 
-    Every cell that is not empty counts, also in rows whose other cells are.
+    All non-empty cells are used, also those of rows with empty cells.
 
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore", NotPrivateWarning)
@@ -38,7 +38,7 @@ def schema_from_rows(
     target = _target(label, columns[label])
     names = ", ".join(map(repr, [*features, label]))
     warnings.warn(
-        f"the bounds and categories of columns {names} were read off private rows, "
+        f"the bounds and categories of columns {names} were read from private rows, "
         "and no privacy guarantee covers them; pass schema=Schema(...) with public "
         "bounds and categories instead (on the command line: fedbudget init, or "
         "--schema)",
@@ -49,7 +49,7 @@ def schema_from_rows(
 
 
 def _feature(name: str, column: Column) -> Feature:
-    """Describe one feature as its rows suggest."""
+    """Infer one feature from its cells."""
     if not isinstance(column, Coded):
         return _bounds(name, column)
     _check_mixed(name, column)
@@ -64,7 +64,7 @@ def _feature(name: str, column: Column) -> Feature:
 
 
 def _bounds(name: str, numbers: Column) -> Numeric:
-    """Return the smallest and the largest value as bounds."""
+    """Return the minimum and the maximum as bounds."""
     values = np.asarray(numbers)
     bad = np.isinf(values)
     if bad.any():
@@ -74,41 +74,41 @@ def _bounds(name: str, numbers: Column) -> Numeric:
             "finite number: replace it, or drop the row",
             column=name,
         )
-    held = values[~np.isnan(values)]  # NaN is an empty cell
-    if not len(held):
+    present = values[~np.isnan(values)]  # NaN is an empty cell
+    if not len(present):
         raise DataError(
             f"column {name!r} has no value in any row: leave it out", column=name
         )
-    low, high = float(held.min()), float(held.max())
+    low, high = float(present.min()), float(present.max())
     if high - low == inf:
         raise DataError(
-            f"column {name!r} reaches from {low} to {high}, too far to scale: divide "
+            f"column {name!r} ranges from {low} to {high}, too wide to scale: divide "
             "it by a power of ten",
             column=name,
         )
-    if low == high:  # a constant: any range around it will do
+    if low == high:  # a constant: use any range around it
         low, high = low - max(1.0, abs(low)), high + max(1.0, abs(high))
     return Numeric(low, high)
 
 
 def _target(label: str, column: Column) -> Feature:
-    """Tell classes from numbers to predict."""
+    """Infer whether the label is a class or a number."""
     if not isinstance(column, Coded):
         bounds = _bounds(label, column)
-        held = np.asarray(column)[~missing(column)]
-        if len(np.unique(held)) > MOST_NUMERIC_CLASSES:
+        present = np.asarray(column)[~missing(column)]
+        if len(np.unique(present)) > MOST_NUMERIC_CLASSES:
             return bounds
-        largest = float(np.abs(held).max())
+        largest = float(np.abs(present).max())
         if largest >= LARGEST_EXACT:
             raise DataError(
-                f"label {label!r} holds numbers up to {largest:g}, and from "
-                f"{LARGEST_EXACT} on a decimal number may stand for several classes: "
+                f"label {label!r} holds numbers up to {largest:g}, and above "
+                f"{LARGEST_EXACT} a decimal number may stand for several classes: "
                 "make the column text or whole numbers, or list the classes in a "
                 "schema",
                 column=label,
             )
     else:
-        _warn_of_slips(f"label {label!r}", column)
+        _warn_of_mixed(f"label {label!r}", column)
     classes = as_coded(column).values
     if len(classes) < 2:
         shown = repr(classes[0]) if classes else "none"
@@ -128,30 +128,30 @@ def _target(label: str, column: Column) -> Feature:
 
 
 def _check_mixed(name: str, column: Coded) -> None:
-    """Refuse a column of numbers which a few words have turned into text."""
+    """Refuse a column of numbers with some words among them."""
     words = [value for value in column.values if not _is_number(value)]
     if words and len(column.values) - len(words) > MOST_NUMERIC_CLASSES:
         row = _first_row(column, words[0])
         raise DataError(
             f"column {name!r} mixes numbers and text, {words[0]!r} in row {row} "
-            "(counted from 0): make it one of the two, or empty the cell",
+            "(counted from 0): use only one of them, or empty the cell",
             column=name,
         )
-    _warn_of_slips(f"column {name!r}", column)
+    _warn_of_mixed(f"column {name!r}", column)
 
 
-def _warn_of_slips(what: str, column: Coded) -> None:
-    """Warn of a word among numbers: it has made categories of them all."""
+def _warn_of_mixed(name: str, column: Coded) -> None:
+    """Warn of words among numbers, for which all cells are read as categories."""
     is_word = np.array([not _is_number(value) for value in column.values], dtype=bool)
-    held = column.codes[column.codes >= 0]
-    words = int(is_word[held].sum())
-    if not 0 < 2 * words < len(held):
+    present = column.codes[column.codes >= 0]
+    words = int(is_word[present].sum())
+    if not 0 < 2 * words < len(present):
         return
     word = column.values[int(np.argmax(is_word))]
     warnings.warn(
-        f"{what} holds numbers in {len(held) - words} rows but {word!r} in row "
-        f"{_first_row(column, word)} (counted from 0), so all of them were taken as "
-        "categories: correct or empty the cell if it is a slip",
+        f"{name} holds numbers in {len(present) - words} rows but {word!r} in row "
+        f"{_first_row(column, word)} (counted from 0), so all of them were read as "
+        "categories: correct or empty the cell if it is a mistake",
         DataWarning,
         stacklevel=2,
     )
@@ -162,7 +162,7 @@ def _first_row(column: Coded, value: str) -> int:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether the text reads as a number."""
+    """Return whether the text is a number."""
     try:
         float(text)
     except ValueError:

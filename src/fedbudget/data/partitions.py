@@ -1,9 +1,9 @@
-"""Ways to deal the rows of one table out to devices, each from a seed.
+"""Partition the rows of one table over devices, from a seed.
 
 Every function returns one device id (0 .. M-1) per row, and leaves no device empty.
-For the command line a partition has a name: ``iid:16`` (even shares), ``size:60,40``
+On the command line a partition is a text: ``iid:16`` (even shares), ``size:60,40``
 (counts, or shares such as ``size:0.7,0.3``), ``dirichlet:16:0.3`` (skewed labels) or
-``column:sensor_id`` (what the table says).
+``column:sensor_id`` (a column of the table).
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from fedbudget.text import counted
 DeviceIds: TypeAlias = NDArray[np.int64]
 Dissimilarity: TypeAlias = Literal["iid", "mild", "strong"]
 
-SEED = 0  # where nobody names another one
+SEED = 0  # the default
 SPELLINGS = "iid:16, size:60,40, dirichlet:16:0.3 or column:NAME"
 
 
 def generator(seed: int, *, stream: int = 0) -> np.random.Generator:
-    """Return the random numbers of a seed; streams of one seed are independent.
+    """Return the random generator of a seed; streams of one seed are independent.
 
     >>> generator(7).random() == generator(7, stream=1).random()
     False
@@ -35,7 +35,7 @@ def generator(seed: int, *, stream: int = 0) -> np.random.Generator:
 
 
 def iid(num_rows: int, num_devices: int, *, seed: int = 0) -> DeviceIds:
-    """Shuffle the rows and deal them out evenly: sizes differ by at most one.
+    """Partition shuffled rows evenly: sizes differ by at most one.
 
     >>> np.bincount(iid(10, 4)).tolist()
     [3, 3, 2, 2]
@@ -46,21 +46,21 @@ def iid(num_rows: int, num_devices: int, *, seed: int = 0) -> DeviceIds:
 
 
 def by_size(num_rows: int, sizes: Sequence[float], *, seed: int = 0) -> DeviceIds:
-    """Deal shuffled rows out in the given sizes: counts (int) or shares (float).
+    """Partition shuffled rows by sizes: counts (int) or shares (float).
 
     Counts must add up to the number of rows, shares to one.
 
     >>> np.bincount(by_size(10, [0.7, 0.3])).tolist()
     [7, 3]
     """
-    given = np.asarray(sizes)
-    if given.ndim != 1 or not given.size or not bool(np.all(given > 0)):
+    array = np.asarray(sizes)
+    if array.ndim != 1 or not array.size or not bool(np.all(array > 0)):
         raise InvalidInputError(
             f"sizes must be a list of positive numbers, got {sizes}: "
             "give one count or one share per device"
         )
-    _enough_rows(num_rows, len(given))
-    counts = given if given.dtype.kind in "iu" else _counts(num_rows, given)
+    _enough_rows(num_rows, len(array))
+    counts = array if array.dtype.kind in "iu" else _counts(num_rows, array)
     if counts.sum() != num_rows:
         raise InvalidInputError(
             f"sizes add up to {counts.sum()} rows, the table has {num_rows}: "
@@ -73,10 +73,10 @@ def by_size(num_rows: int, sizes: Sequence[float], *, seed: int = 0) -> DeviceId
 def dirichlet(
     labels: ArrayLike, num_devices: int, alpha: float, *, seed: int = 0
 ) -> DeviceIds:
-    """Skew the labels: each class is shared out by its own Dirichlet(alpha) draw.
+    """Skew the labels: each class is distributed by its own Dirichlet(alpha) draw.
 
-    A small alpha gives devices with few classes and unlike sizes. Each device first
-    gets one row at random, so that none stays empty.
+    A small alpha gives devices with few classes and of different sizes. Each device
+    first gets one row at random, so that none is empty.
 
     >>> ids = dirichlet([0, 1] * 50, 4, 0.3)
     >>> np.unique(ids).tolist()
@@ -95,9 +95,7 @@ def dirichlet(
     ids[order[:num_devices]] = np.arange(num_devices)
     rest = order[num_devices:]
     classes = np.unique(y)
-    for (
-        value
-    ) in classes:  # over all classes, so that the draws do not depend on `order`
+    for value in classes:  # all of them, so the draws do not depend on `order`
         shares = np.cumsum(rng.dirichlet(np.full(num_devices, alpha)))
         rows = rest[y[rest] == value]
         drawn = np.searchsorted(shares, rng.random(len(rows)), side="right")
@@ -107,7 +105,7 @@ def dirichlet(
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """A way to deal rows out, as `parse_partition` reads it off a string."""
+    """How to partition rows over devices; `parse_partition` reads it from a text."""
 
     kind: Literal["iid", "size", "dirichlet", "column"]
     num_devices: int = 0
@@ -125,13 +123,13 @@ class Partition:
 
     @property
     def dissimilarity(self) -> Dissimilarity:
-        """How unlike the devices are, as far as the recipe alone tells."""
+        """How heterogeneous the devices are, by the kind of partition."""
         if self.kind == "column":
             return "mild"
         return "strong" if self.kind == "dirichlet" else "iid"
 
     def device_ids(self, labels: NDArray[Any], *, seed: int = 0) -> DeviceIds:
-        """Return one device id per label; not for ``column``, which a table holds."""
+        """Return one device id per label; not for ``column``, which needs the table."""
         if self.kind == "iid":
             return iid(len(labels), self.num_devices, seed=seed)
         if self.kind == "size":
@@ -142,14 +140,14 @@ class Partition:
             )
         if labels.dtype.kind == "f":
             raise InvalidInputError(
-                "partition 'dirichlet' skews classes, and these labels are numbers: "
+                "partition 'dirichlet' needs classes, and these labels are numbers: "
                 "use iid, size or column"
             )
         return dirichlet(labels, self.num_devices, self.alpha, seed=seed)
 
 
 def parse_partition(text: str) -> Partition:
-    """Read a partition's name.
+    """Read a partition from its text.
 
     >>> parse_partition("dirichlet:16:0.3").num_devices
     16
@@ -170,14 +168,14 @@ def parse_partition(text: str) -> Partition:
                 kind="dirichlet", num_devices=_positive(count), alpha=float(alpha)
             )
     except ValueError:
-        pass  # the one message below covers every way to misspell it
+        pass  # the message below is for every invalid text
     raise InvalidInputError(
         f"partition {text!r} is not known: write {SPELLINGS}", argument="partition"
     )
 
 
 def _positive(text: str) -> int:
-    """Return a whole number of at least one."""
+    """Return a whole number of at least 1."""
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -185,19 +183,19 @@ def _positive(text: str) -> int:
 
 
 def _enough_rows(num_rows: int, num_devices: int) -> int:
-    """Return the number of devices, if it leaves none of them empty."""
+    """Return the number of devices; refuse more devices than rows."""
     num_devices = whole("num_devices", num_devices)
     if num_rows < num_devices:
         raise InvalidInputError(
             f"num_devices is {num_devices}, but there are only "
-            f"{counted(num_rows, 'row')}: ask for at most "
+            f"{counted(num_rows, 'row')}: use at most "
             f"{counted(num_rows, 'device')}"
         )
     return num_devices
 
 
 def _counts(num_rows: int, shares: NDArray[Any]) -> NDArray[np.int64]:
-    """Round shares to whole counts that add up (largest remainders first)."""
+    """Round shares to whole counts with the right sum (largest remainders first)."""
     if not abs(float(shares.sum()) - 1) < 1e-6:
         raise InvalidInputError(
             f"shares add up to {float(shares.sum()):g}, not to 1: correct them, or "

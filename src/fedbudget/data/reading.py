@@ -1,4 +1,4 @@
-"""Read a file or a frame into columns; every source goes through one pyarrow table."""
+"""Read a file or a frame into columns, through a pyarrow table."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,18 +12,18 @@ from fedbudget.text import counted
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
-# Empty cells of a CSV file, unless a schema lists such a text as a category. In a frame
-# or a Parquet file only real nulls and NaN are.
+# Empty cells of a CSV file, unless a schema lists them as categories. In a frame or a
+# Parquet file, only nulls and NaN are empty.
 NULLS = ["", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null"]
 
 
 def read_table(source: Any, *, text: Mapping[str, Sequence[str]] | None = None) -> Any:
-    """Return a pyarrow table from a path, or from any frame that speaks Arrow.
+    """Return a pyarrow table from a path, or from a frame that supports Arrow.
 
     Args:
         source: A path (.csv, .csv.gz, .parquet) or a frame.
-        text: Columns of a CSV file to keep as they are written, for a guessed type
-            would make 1 of 01; each with the texts that are never an empty cell.
+        text: Columns of a CSV file to read as text, since type inference would turn
+            01 into 1; each with the texts that are never an empty cell.
 
     Raises:
         DataError: The source cannot be read, or has no rows or columns.
@@ -52,7 +52,7 @@ def read_table(source: Any, *, text: Mapping[str, Sequence[str]] | None = None) 
         ) from None
     except OSError as error:
         raise DataError(
-            f"file {str(source)!r} cannot be read ({error}): check that it is whole",
+            f"file {str(source)!r} cannot be read ({error}): check that it is complete",
             argument="source",
         ) from None
     except (TypeError, ValueError):
@@ -61,27 +61,25 @@ def read_table(source: Any, *, text: Mapping[str, Sequence[str]] | None = None) 
             "or a pandas, polars or pyarrow frame",
             argument="source",
         ) from None
-    # A pandas index that is no plain range arrives as a column of this name.
-    kept = [n for n in table.column_names if not n.startswith("__index_level_")]
-    if len(set(kept)) < len(kept):
-        twice = next(name for name in kept if kept.count(name) > 1)
+    # A pandas index other than a range becomes a column of this name.
+    names = [n for n in table.column_names if not n.startswith("__index_level_")]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"column {twice!r} occurs twice: rename one", column=twice)
+    if not table.num_rows or not names:
         raise DataError(
-            f"column {twice!r} is there twice: rename one of them", column=twice
-        )
-    if not table.num_rows or not kept:
-        raise DataError(
-            f"the table is empty, {table.num_rows} rows and {len(kept)} columns: give "
+            f"the table is empty, {table.num_rows} rows and {len(names)} columns: give "
             "at least one row",
             argument="source",
         )
-    return table.select(kept)
+    return table.select(names)
 
 
 def _read_file(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
     """Read a CSV or Parquet file."""
     if not path.is_file():
         raise DataError(
-            f"file {str(path)!r} is not there: check the path", argument="source"
+            f"file {str(path)!r} does not exist: check the path", argument="source"
         )
     name = path.name.lower()
     if name.endswith(".parquet"):
@@ -90,8 +88,8 @@ def _read_file(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
         return parquet.read_table(path)
     if not name.endswith((".csv", ".csv.gz")):
         raise DataError(
-            f"file {str(path)!r} has suffix {path.suffix!r}, which is not known: use "
-            f"{' or '.join(SUFFIXES)}",
+            f"file {str(path)!r} has suffix {path.suffix!r}, which is not supported: "
+            f"use {' or '.join(SUFFIXES)}",
             argument="source",
         )
     if not path.stat().st_size:
@@ -103,7 +101,7 @@ def _read_file(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
 
 
 def _read_csv(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
-    """Read a CSV file; guess the types of all columns but those of text."""
+    """Read a CSV file; infer the types of all columns but those of text."""
     import pyarrow as pa
     from pyarrow import compute, csv
 
@@ -120,15 +118,15 @@ def _read_csv(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
         _check_widths(path)
         raise
     names = table.column_names
-    # Only where cells were taken for empty is a second look at their texts needed.
-    again = [n for n in text if names.count(n) == 1 and table.column(n).null_count]
-    if not again:
+    # Columns with empty cells are read again, to compare their texts.
+    with_nulls = [n for n in text if names.count(n) == 1 and table.column(n).null_count]
+    if not with_nulls:
         return table
     options.null_values = [""]
-    options.include_columns = again
-    written = csv.read_csv(path, convert_options=options)
-    for name in again:
-        cells = written.column(name)
+    options.include_columns = with_nulls
+    as_text = csv.read_csv(path, convert_options=options)
+    for name in with_nulls:
+        cells = as_text.column(name)
         nulls = pa.array([n for n in NULLS if n not in text[name]], pa.large_string())
         empty = compute.is_in(compute.utf8_trim_whitespace(cells), value_set=nulls)
         cells = compute.if_else(empty, pa.scalar(None, pa.large_string()), cells)
@@ -141,25 +139,25 @@ def _check_widths(path: Path) -> None:
     import pyarrow as pa
     from pyarrow import csv
 
-    found: list[Any] = []
+    invalid: list[Any] = []
 
-    def note(row: Any) -> str:
-        found.append(row)
+    def on_invalid(row: Any) -> str:
+        invalid.append(row)
         return "error"
 
-    try:  # only one thread counts rows
+    try:  # row numbers need a single thread
         csv.read_csv(
             path,
             read_options=csv.ReadOptions(use_threads=False),
-            parse_options=csv.ParseOptions(invalid_row_handler=note),
+            parse_options=csv.ParseOptions(invalid_row_handler=on_invalid),
         )
     except pa.ArrowInvalid:
         pass
-    if found:
-        row = found[0]
-        at = f"row {row.number}" if row.number is not None else "a row"
+    if invalid:
+        row = invalid[0]
+        position = f"row {row.number}" if row.number is not None else "a row"
         raise DataError(
-            f"{at} of file {str(path)!r} (the header is row 1) has "
+            f"{position} of file {str(path)!r} (the header is row 1) has "
             f"{counted(row.actual_columns, 'cell')}, and the header has "
             f"{row.expected_columns}: correct it, and quote cells that hold a comma",
             argument="source",
@@ -191,7 +189,7 @@ def read_column(table: Any, name: str) -> Column:
     ):
         raise DataError(
             f"column {name!r} has type {kind}, which is neither number, text nor truth "
-            "value: turn it into one of these, or leave it out",
+            "value: convert it to one of these, or leave it out",
             column=name,
         )
     numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -214,7 +212,7 @@ def read_categories(table: Any, name: str) -> Coded:
             "category: use text or numbers",
             column=name,
         )
-    if pa.types.is_floating(array.type):  # in its own width: 0.1 stays 0.1
+    if pa.types.is_floating(array.type):  # not widened: 0.1 stays 0.1
         return as_coded(array.to_numpy(zero_copy_only=False))
     if pa.types.is_boolean(array.type) or pa.types.is_null(array.type):
         return as_coded(read_column(table, name))
@@ -222,9 +220,9 @@ def read_categories(table: Any, name: str) -> Coded:
 
 
 def read_devices(table: Any, name: str) -> Coded:
-    """Return a column as device names; those that are numbers in order of size.
+    """Return a column as device names; numbers are sorted by value.
 
-    Texts that differ are different devices, 7 and 007 too; 8.0 is written 8.
+    Different texts are different devices, such as 7 and 007; 8.0 is written as 8.
 
     >>> read_devices(read_table({"id": ["10.0", "9.0", "10.0"]}), "id").values
     ('9', '10')
@@ -235,19 +233,19 @@ def read_devices(table: Any, name: str) -> Coded:
     texts = pa.array(coded.values, pa.large_string())
     try:
         numbers = texts.cast(pa.float64()).to_numpy()
-    except pa.ArrowInvalid:  # not all are numbers: in the order of text already
+    except pa.ArrowInvalid:  # not all are numbers: sorted as text
         return coded
     values, whole = coded.values, [v.removesuffix(".0") for v in coded.values]
     if len(set(whole)) == len(whole):
         values = tuple(whole)
     order = np.argsort(numbers, kind="stable")
-    rank = np.full(len(order) + 1, -1, dtype=np.int64)  # the last place is for code -1
+    rank = np.full(len(order) + 1, -1, dtype=np.int64)  # the last entry is for code -1
     rank[order] = np.arange(len(order))
     return Coded(codes=rank[coded.codes], values=tuple(values[j] for j in order))
 
 
 def read_label(table: Any, name: str, *, most_classes: int) -> Column:
-    """Return a label of unknown kind: exact classes if it has few whole numbers.
+    """Return a label column: exact classes if it has few distinct whole numbers.
 
     >>> read_label(read_table({"y": [2**53, 2**53 + 1]}), "y", most_classes=20).values
     ('9007199254740992', '9007199254740993')
@@ -271,11 +269,11 @@ def _plain(chunked: Any) -> Any:
     kind = chunked.type.value_type if coded else chunked.type
     if pa.types.is_string(kind) or pa.types.is_string_view(kind):
         kind = pa.large_string()
-    if coded:  # by hand: pyarrow cannot decode polars' string views itself
+    if coded:  # pyarrow cannot decode the string views of polars itself
         decoded = [c.dictionary.cast(kind).take(c.indices) for c in chunked.chunks]
         chunked = pa.chunked_array(decoded, type=kind)
     array = chunked.cast(kind).combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # what older versions return for no chunk
+    if isinstance(array, pa.ChunkedArray):  # older versions, if there is no chunk
         array = pa.concat_arrays(array.chunks)
     return array
 
@@ -288,7 +286,7 @@ def _coded_text(array: Any) -> Coded:
     encoded = array.dictionary_encode()
     values = encoded.dictionary
     order = compute.sort_indices(values).to_numpy()
-    rank = np.full(len(order) + 1, -1, dtype=np.int32)  # the last place is for code -1
+    rank = np.full(len(order) + 1, -1, dtype=np.int32)  # the last entry is for code -1
     rank[order] = np.arange(len(order), dtype=np.int32)
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     text = values.take(pa.array(order)).cast(pa.large_string())

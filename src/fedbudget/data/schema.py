@@ -1,8 +1,8 @@
 """A public description of a table's columns, and the encoding that it fixes.
 
-Bounds and categories come from whoever describes the table, never from its rows: a
-schema may be published before any row is collected. Each row is then encoded on its
-own, so that replacing one row changes no other, which the privacy guarantee needs.
+Bounds and categories are public knowledge, never read from rows: a schema can be
+published before any row is collected. Each row is encoded independently of the others,
+which the privacy guarantee needs.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from fedbudget.data.columns import Cells, Numbers, as_coded, as_column, check_name
-from fedbudget.data.features import Categorical, Feature, Numeric, first_held
+from fedbudget.data.features import Categorical, Feature, Numeric, first_cell
 from fedbudget.data.unit_ball import LARGEST_NORM, check_unit_ball
 from fedbudget.errors import DataError, InvalidInputError, needed
 from fedbudget.losses import Labels, Rows
@@ -60,7 +60,7 @@ class Schema:
             if self.target.other != "error":
                 raise InvalidInputError(
                     f"label {self.label!r} has other={self.target.other!r}, which is "
-                    "for features only: leave it out, and drop rows of no class",
+                    "for features only: leave it out, and drop rows without a class",
                     column=self.label,
                 )
         names = self.feature_names
@@ -73,7 +73,7 @@ class Schema:
             )
 
     def _check_types(self) -> None:
-        """Refuse fields of another type, whose truth or length might pass for it."""
+        """Refuse fields of an invalid type."""
         if not isinstance(self.features, Mapping):
             raise InvalidInputError(
                 f"features must be a dict, got {shown(self.features)}: write "
@@ -119,12 +119,12 @@ class Schema:
     def encode(self, columns: Mapping[str, Cells], *, dense: bool = False) -> Rows:
         """Turn columns into rows in the unit ball; shape (n, dim), float32.
 
-        Numbers go to [-1, 1], categories to one-hot columns, then each row is divided
-        by max(1, its norm), alone. The norm of a result, taken in float64, is never
-        above 1. Rows that are mostly zeros come as CSR, unless `dense`.
+        Numbers are scaled to [-1, 1], categories become one-hot columns, and each row
+        is divided by max(1, its norm). No norm of the result, computed in float64, is
+        above 1. Rows that are mostly zeros are returned as CSR, unless `dense`.
 
         Raises:
-            DataError: A column or a value is not what the schema says.
+            DataError: A column or a value does not match the schema.
         """
         encoded = [self._encoded(name, columns) for name in self.features]
         sizes = {name: len(e) for name, e in zip(self.features, encoded, strict=True)}
@@ -139,7 +139,7 @@ class Schema:
             x = self._dense(encoded, scale, dim)
         else:
             x = self._sparse(encoded, scale, dim)
-        check_unit_ball(x)  # again, for the privacy guarantee rests on it
+        check_unit_ball(x)  # the privacy guarantee depends on it
         return x
 
     def _encoded(self, name: str, columns: Mapping[str, Cells]) -> Any:
@@ -158,9 +158,9 @@ class Schema:
         labels = self.target.codes(coded)
         bad = labels < 0
         if bool(bad.any()):
-            held, _ = first_held(coded, bad)
+            cell, _ = first_cell(coded, bad)
             raise DataError(
-                f"label {self.label!r} holds {held}, which is not one of its "
+                f"label {self.label!r} holds {cell}, which is not one of its "
                 f"{len(self.target.values)} classes: correct it, drop the row, or add "
                 "the class to the label's values in the schema",
                 column=self.label,
@@ -169,17 +169,17 @@ class Schema:
 
     def _dense(self, encoded: list[Any], scale: Numbers, dim: int) -> Rows:
         x = np.zeros((len(scale), dim), dtype=np.float32)
-        place = 0
+        position = 0
         for entry, kind in zip(encoded, self.features.values(), strict=True):
             if isinstance(kind, Numeric):
-                x[:, place] = entry * scale
-                place += 1
+                x[:, position] = entry * scale
+                position += 1
             else:
                 rows = np.flatnonzero(entry >= 0)
-                x[rows, place + entry[rows]] = scale[rows]
-                place += len(kind.values)
+                x[rows, position + entry[rows]] = scale[rows]
+                position += len(kind.values)
         if self.intercept:
-            x[:, place] = scale
+            x[:, position] = scale
         return x
 
     def _sparse(self, encoded: list[Any], scale: Numbers, dim: int) -> Rows:
@@ -188,16 +188,16 @@ class Schema:
         width = len(encoded) + self.intercept
         data = np.empty((len(scale), width), dtype=np.float32)
         indices = np.empty((len(scale), width), dtype=np.int32)
-        data[:], indices[:] = scale[:, None], dim - 1  # right already for the intercept
-        place = 0
+        data[:], indices[:] = scale[:, None], dim - 1  # the values of the intercept
+        position = 0
         for j, kind in enumerate(self.features.values()):
             if isinstance(kind, Numeric):
-                data[:, j], indices[:, j] = encoded[j] * scale, place
-                place += 1
+                data[:, j], indices[:, j] = encoded[j] * scale, position
+                position += 1
             else:
                 data[:, j] *= encoded[j] >= 0
-                indices[:, j] = place + np.maximum(encoded[j], 0)
-                place += len(kind.values)
+                indices[:, j] = position + np.maximum(encoded[j], 0)
+                position += len(kind.values)
         indptr = np.arange(0, data.size + 1, width)
         x = csr_array((data.ravel(), indices.ravel(), indptr), shape=(len(scale), dim))
         x.eliminate_zeros()
@@ -247,20 +247,20 @@ _LAYOUT = "write label.name and features.NAME, each with low and high, or values
 
 
 def _check_keys(
-    what: str, plain: Any, required: tuple[str, ...], optional: tuple[str, ...]
+    problem: str, plain: Any, required: tuple[str, ...], optional: tuple[str, ...]
 ) -> None:
-    """Refuse what is no dict, or lacks a key, or has one that means nothing."""
+    """Refuse a value that is no dict, lacks a key, or has an unknown one."""
     if not isinstance(plain, Mapping):
-        raise InvalidInputError(f"{what}, it is {shown(plain)}: {_LAYOUT}")
+        raise InvalidInputError(f"{problem}, it is {shown(plain)}: {_LAYOUT}")
     unknown = [key for key in plain if key not in (*required, *optional)]
     if unknown:
         raise InvalidInputError(
-            f"{what}, {shown(unknown[0])} is not known: use only "
+            f"{problem}, {shown(unknown[0])} is not known: use only "
             f"{', '.join((*required, *optional))}"
         )
-    lacking = [key for key in required if key not in plain]
-    if lacking:
-        raise InvalidInputError(f"{what}, it lacks {listed(lacking)}: {_LAYOUT}")
+    missing = [key for key in required if key not in plain]
+    if missing:
+        raise InvalidInputError(f"{problem}, it lacks {listed(missing)}: {_LAYOUT}")
 
 
 def _plain(kind: Feature) -> dict[str, Any]:
@@ -275,20 +275,20 @@ def _plain(kind: Feature) -> dict[str, Any]:
 
 def _feature(kind: str, name: str, plain: Any) -> Feature:
     """Read one feature, or the label."""
-    where = f"{kind} {name!r}"
-    listing = isinstance(plain, Mapping) and "values" in plain
-    required = ("values",) if listing else ("low", "high")
+    column = f"{kind} {name!r}"
+    is_categorical = isinstance(plain, Mapping) and "values" in plain
+    required = ("values",) if is_categorical else ("low", "high")
     try:
         _check_keys(
-            f"{where} is not described well",
+            f"{column} is not described well",
             plain,
             required,
-            ("missing", "other")[: 1 + listing],
+            ("missing", "other")[: 1 + is_categorical],
         )
     except InvalidInputError as error:
         error.column = name
         raise
     try:
-        return Categorical(**plain) if listing else Numeric(**plain)
+        return Categorical(**plain) if is_categorical else Numeric(**plain)
     except InvalidInputError as error:
-        raise InvalidInputError(f"{where}: {error}", column=name) from None
+        raise InvalidInputError(f"{column}: {error}", column=name) from None

@@ -1,7 +1,7 @@
-"""Own tables: one with a device column, one per device, or Flower's partitions.
+"""Your own tables: one with a device column, one per device, or Flower's partitions.
 
-`infer_schema` reads a schema off private rows, and warns. `draft` writes a first
-description of a table, for its owner to correct before anyone trains.
+`infer_schema` reads a schema from private rows, and warns. `draft` describes a table
+for `fedbudget init`, for its owner to correct before training.
 """
 
 import warnings
@@ -35,7 +35,7 @@ from fedbudget.data.schema import Schema
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.text import shown
 
-_DEVICE = "fedbudget device"  # a column that no table has by chance
+_DEVICE = "fedbudget device"  # a name that no table uses
 
 
 def from_table(
@@ -50,26 +50,26 @@ def from_table(
     name: str | None = None,
     intercept: bool = True,
 ) -> Dataset:
-    """Make a data set of a table: one row per sample, a column says whose it is.
+    """Make a data set from a table of one row per sample.
 
     Args:
         source: A path (.csv, .csv.gz, .parquet), or a pandas, polars or pyarrow frame.
-        label: The column to predict. With a schema, it says which classes or bounds.
-            Without one, a numeric column of more than 20 distinct values is regression.
+        label: The column to predict. A schema defines its classes or bounds. Without
+            one, a numeric column of more than 20 distinct values means regression.
         device: The column that names each row's device. Not a feature, unless the
             schema lists it.
         schema: Public bounds and categories, as a `Schema` or as the plain dict that
-            `Schema.from_dict` reads. Without it they are read off the rows, and a
-            `NotPrivateWarning` says so.
-        partition: Instead of a device column, a way to deal the rows out: ``iid:16``,
+            `Schema.from_dict` reads. Without it they are read from the rows, with a
+            `NotPrivateWarning`.
+        partition: Instead of a device column, how to partition the rows: ``iid:16``,
             ``size:60,40``, ``dirichlet:16:0.3`` or ``column:NAME``.
         seed: Seeds the partition and the 80/10/10 split on every device.
         missing: What to do with rows that have empty cells.
         name: The data set's name; by default the file's.
-        intercept: Add a constant column. With a schema, the schema says.
+        intercept: Add a constant column. Ignored with a schema, which has its own.
 
     Raises:
-        DataError: The table cannot be used as it is; the message says where and why.
+        DataError: The table is invalid; the message names the column and the reason.
         MissingExtraError: pyarrow or scipy is not installed.
 
     >>> schema = Schema.from_dict({
@@ -84,21 +84,23 @@ dissimilarity mild
     one_of("missing", missing, ("error", "drop"))
     _check_names(label, device)
     schema = _schema(schema)
-    way = _way(device, partition)
-    by = way.column or None
-    table = read_table(source, text=_texts(schema, by))
-    columns = _columns(table, label=label, device=by, schema=schema)
-    owned = None if by is None else (by, read_devices(table, by))
-    whole, owners = _without_gaps(columns, owned, schema, drop=missing == "drop")
+    division = _partition(device, partition)
+    device = division.column or None
+    table = read_table(source, text=_texts(schema, device))
+    columns = _columns(table, label=label, device=device, schema=schema)
+    owners = None if device is None else read_devices(table, device)
+    complete, owners = _without_gaps(
+        columns, device, owners, schema, drop=missing == "drop"
+    )
     if schema is None:
         schema = schema_from_rows(columns, label=label, intercept=intercept)
-    columns = whole
+    columns = complete
     x, y = schema.encode(columns), schema.encode_label(columns[label])
     if owners is not None:
         ids, names = np.asarray(owners.codes), owners.values
     else:
-        ids = _dealt_out(way, y, seed)
-        names = tuple(map(str, range(way.num_devices)))
+        ids = _device_ids(division, y, seed)
+        names = tuple(map(str, range(division.num_devices)))
     train, validation, test = split_rows(x, y, ids, num_devices=len(names), seed=seed)
     return Dataset(
         name=name or _name_of(source),
@@ -108,7 +110,7 @@ dissimilarity mild
         device_names=names,
         feature_names=schema.feature_names,
         classes=schema.classes,
-        dissimilarity=way.dissimilarity,
+        dissimilarity=division.dissimilarity,
     )
 
 
@@ -121,12 +123,12 @@ def from_partitions(
     missing: Literal["error", "drop"] = "error",
     name: str = "partitions",
 ) -> Dataset:
-    """Make a data set of tables that devices hold already.
+    """Make a data set from one table per device.
 
     Args:
         partitions: A dict of tables by device, a list of tables, or a partitioner of
-            flwr-datasets with its data set. A table is whatever `from_table` takes,
-            a Hugging Face `datasets.Dataset` too.
+            flwr-datasets with its data set. A table is any source of `from_table`, or
+            a Hugging Face `datasets.Dataset`.
         label: The column to predict.
         schema: Public bounds and categories, as for `from_table`.
         seed: Seeds the 80/10/10 split on every device.
@@ -158,13 +160,13 @@ def from_partitions(
         for device, table in tables.items()
     ]
     try:
-        whole = pa.concat_tables(named, promote_options="permissive")
+        table = pa.concat_tables(named, promote_options="permissive")
     except pa.ArrowException as error:
         raise DataError(
             f"devices hold a column in different types ({error}): make them the same"
         ) from None
     return from_table(
-        whole,
+        table,
         label=label,
         device=_DEVICE,
         schema=schema,
@@ -174,9 +176,9 @@ def from_partitions(
     )
 
 
-def _dealt_out(way: Partition, labels: NDArray[Any], seed: int) -> DeviceIds:
+def _device_ids(division: Partition, labels: NDArray[Any], seed: int) -> DeviceIds:
     try:
-        return way.device_ids(labels, seed=seed)
+        return division.device_ids(labels, seed=seed)
     except InvalidInputError as error:
         if error.argument != "seed":
             error.argument = "partition"
@@ -186,25 +188,25 @@ def _dealt_out(way: Partition, labels: NDArray[Any], seed: int) -> DeviceIds:
 def infer_schema(
     source: Any, *, label: str, device: str | None = None, intercept: bool = True
 ) -> Schema:
-    """Draft a schema from a table's rows, to be replaced by public knowledge.
+    """Infer a schema from a table's rows, to be replaced by public knowledge.
 
-    Emits a `NotPrivateWarning`: bounds and categories are read off private rows, and no
-    guarantee covers them. Takes the sources that `from_table` takes.
+    Emits a `NotPrivateWarning`: bounds and categories are read from private rows, and
+    no guarantee covers them. The sources are those of `from_table`.
     """
     _check_names(label, device)
     table = read_table(source)
     columns = _columns(table, label=label, device=device, schema=None)
-    _without_gaps(columns, None, None, drop=True)  # refuses if no row is complete
+    _without_gaps(columns, None, None, None, drop=True)  # raises if none is complete
     return schema_from_rows(columns, label=label, intercept=intercept)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Draft:
-    """A schema read off the rows, and what else its reader should know of them."""
+    """A schema read from the rows, and the sizes of the table."""
 
     schema: Schema
     num_rows: int
-    num_devices: int  # 1 where the table does not say whose a row is
+    num_devices: int  # 1 without a device column
     most_rows: int  # of one device
     rows_with_gaps: int  # with an empty cell
 
@@ -212,18 +214,18 @@ class Draft:
 def draft(
     source: Any, *, label: str, device: str | None = None, drop: Sequence[str] = ()
 ) -> Draft:
-    """Read bounds and categories off a table: NOT private, and to be replaced.
+    """Read bounds and categories from a table: NOT private, and to be replaced.
 
-    >>> found = draft({"v": [1, 2], "y": ["a", "b"], "id": [7, 7]}, label="y",
-    ...               device="id")
-    >>> found.schema.feature_names, found.most_rows
+    >>> result = draft({"v": [1, 2], "y": ["a", "b"], "id": [7, 7]}, label="y",
+    ...                device="id")
+    >>> result.schema.feature_names, result.most_rows
     (('v', 'intercept'), 2)
     """
     table = read_table(source)
     for name in drop:
         check_name(table.column_names, name)
     table = table.drop_columns(list(drop))
-    with warnings.catch_warnings():  # whoever asks for a draft says so himself
+    with warnings.catch_warnings():  # the caller gives this warning
         warnings.simplefilter("ignore", NotPrivateWarning)
         schema = infer_schema(table, label=label, device=device)
     used = [*schema.features, label]
@@ -243,7 +245,7 @@ def draft(
 
 
 def _check_names(label: Any, device: Any) -> None:
-    """Refuse what cannot name a column."""
+    """Refuse names that are not texts."""
     if not isinstance(label, str):
         raise InvalidInputError(
             f"label must name a column, got {shown(label)}: name the column to predict",
@@ -251,31 +253,31 @@ def _check_names(label: Any, device: Any) -> None:
         )
     if device is not None and not isinstance(device, str):
         raise InvalidInputError(
-            f"device must name a column, got {shown(device)}: name the column that "
-            "says whose each row is",
+            f"device must name a column, got {shown(device)}: name the column of "
+            "each row's device",
             argument="device",
         )
 
 
-def _schema(given: Any) -> Schema | None:
-    """Return the schema, read if it is a plain dict."""
-    if given is None or isinstance(given, Schema):
-        return given
-    if isinstance(given, Mapping):
-        return Schema.from_dict(given)
+def _schema(schema: Any) -> Schema | None:
+    """Return the schema, converted from a plain dict if necessary."""
+    if schema is None or isinstance(schema, Schema):
+        return schema
+    if isinstance(schema, Mapping):
+        return Schema.from_dict(schema)
     raise InvalidInputError(
-        f"schema is a {type(given).__name__}, {shown(given)}: pass a Schema, or the "
+        f"schema is a {type(schema).__name__}, {shown(schema)}: pass a Schema, or the "
         "dict that Schema.from_dict reads"
     )
 
 
-def _way(device: str | None, partition: Any) -> Partition:
-    """Return how rows find their devices."""
+def _partition(device: str | None, partition: Any) -> Partition:
+    """Return the partition, or the one by the device column."""
     if partition is None:
         if device is None:
             raise InvalidInputError(
                 "neither device nor partition is given: name the device's column with "
-                "device=, or deal the rows out with partition='iid:16'"
+                "device=, or partition the rows with partition='iid:16'"
             )
         return Partition(kind="column", column=device)
     if not isinstance(partition, str | Partition):
@@ -283,19 +285,20 @@ def _way(device: str | None, partition: Any) -> Partition:
             f"partition must be a text, got {shown(partition)}: write {SPELLINGS}",
             argument="partition",
         )
-    way = parse_partition(partition) if isinstance(partition, str) else partition
-    if device not in (None, way.column):
+    division = parse_partition(partition) if isinstance(partition, str) else partition
+    if device not in (None, division.column):
         raise InvalidInputError(
-            f"device={device!r} and partition {str(way)!r} disagree on whose a row is: "
-            "leave out partition to keep the table's devices; or leave out device, and "
-            "that column if it is no feature, to deal the rows out anew",
+            f"device={device!r} and partition {str(division)!r} disagree on the "
+            "device of a row: leave out partition to keep the table's devices; or "
+            "leave out device, and that column if it is no feature, to partition the "
+            "rows again",
             argument="partition",
         )
-    return way
+    return division
 
 
 def _texts(schema: Schema | None, device: str | None) -> dict[str, tuple[str, ...]]:
-    """Return the columns that name categories, and the texts that the schema lists."""
+    """Return the categorical columns, with the texts that the schema lists."""
     kinds = {} if schema is None else {**schema.features, schema.label: schema.target}
     texts = {
         name: tuple(kind.values)
@@ -310,7 +313,7 @@ def _texts(schema: Schema | None, device: str | None) -> dict[str, tuple[str, ..
 def _columns(
     table: Any, *, label: str, device: str | None, schema: Schema | None
 ) -> dict[str, Column]:
-    """Read the label and the features: what the schema lists, or all the rest."""
+    """Read the label and the features: those of the schema, or all columns."""
     check_name(table.column_names, label)
     if device is not None:
         check_name(table.column_names, device)
@@ -321,9 +324,9 @@ def _columns(
         )
     if schema is None:
         names = [name for name in table.column_names if name not in (label, device)]
-        found = {name: read_column(table, name) for name in names}
+        features = {name: read_column(table, name) for name in names}
         classes = MOST_NUMERIC_CLASSES
-        return {**found, label: read_label(table, label, most_classes=classes)}
+        return {**features, label: read_label(table, label, most_classes=classes)}
     if schema.label != label:
         raise InvalidInputError(
             f"label is {label!r}, but the schema describes {schema.label!r}: make them "
@@ -340,27 +343,27 @@ def _columns(
 
 def _without_gaps(
     columns: dict[str, Column],
-    owned: tuple[str, Coded] | None,
+    device: str | None,
+    owners: Coded | None,
     schema: Schema | None,
     *,
     drop: bool,
 ) -> tuple[dict[str, Column], Coded | None]:
-    """Refuse or drop rows with an empty cell that the schema does not provide for."""
-    owners = owned[1] if owned is not None else None
+    """Refuse or drop rows with an empty cell that the schema does not allow."""
     gaps = {n: missing(c) for n, c in columns.items() if not _allowed(schema, n)}
-    if owned is not None:  # a device must always have a name
-        gaps[owned[0]] = missing(owned[1])
+    if device is not None and owners is not None:  # a device must have a name
+        gaps[device] = missing(owners)
     counts = {name: int(gap.sum()) for name, gap in gaps.items() if gap.any()}
     if not counts:
         return columns, owners
     if not drop:
         name, count = next(iter(counts.items()))
         row = int(np.argmax(gaps[name]))
-        more = f" (and {len(counts) - 1} more columns)" if len(counts) > 1 else ""
+        others = f" (and {len(counts) - 1} more columns)" if len(counts) > 1 else ""
         raise DataError(
             f"column {name!r} has {count} empty cells, the first in row {row} (counted "
-            f"from 0){more}: fill them, drop these rows (missing='drop', --missing "
-            "drop), or say missing= in a schema",
+            f"from 0){others}: fill them, drop these rows (missing='drop', --missing "
+            "drop), or set missing= in a schema",
             column=name,
         )
     keep: Bools = ~np.logical_or.reduce(list(gaps.values()))
@@ -369,13 +372,13 @@ def _without_gaps(
             f"no row is complete, {len(keep)} would be dropped: fill the empty cells "
             f"of {', '.join(map(repr, counts))}"
         )
-    kept = {name: keep_rows(column, keep) for name, column in columns.items()}
-    left = None if owners is None else keep_rows(owners, keep)
-    return kept, left if isinstance(left, Coded) else None
+    complete = {name: keep_rows(column, keep) for name, column in columns.items()}
+    remaining = None if owners is None else keep_rows(owners, keep)
+    return complete, remaining if isinstance(remaining, Coded) else None
 
 
 def _allowed(schema: Schema | None, name: str) -> bool:
-    """Return whether the schema gives an empty cell of this column a meaning."""
+    """Return whether the schema allows empty cells in this column."""
     if schema is None:
         return False
     kind = schema.target if name == schema.label else schema.features[name]
@@ -391,19 +394,19 @@ def _name_of(source: Any) -> str:
 
 
 def _tables(partitions: Any) -> dict[str, Any]:
-    """Return one pyarrow table by the name of each device."""
+    """Return a pyarrow table per device, by name."""
     if hasattr(partitions, "load_partition"):  # flwr-datasets
         count = int(partitions.num_partitions)
         partitions = [partitions.load_partition(m) for m in range(count)]
     if isinstance(partitions, Mapping):
-        found = {str(name): read_table(table) for name, table in partitions.items()}
+        tables = {str(name): read_table(table) for name, table in partitions.items()}
     elif isinstance(partitions, Sequence) and not isinstance(partitions, str):
-        found = {str(m): read_table(table) for m, table in enumerate(partitions)}
+        tables = {str(m): read_table(table) for m, table in enumerate(partitions)}
     else:
         raise DataError(
             f"partitions is a {type(partitions).__name__}: give a dict or a list of "
             "tables, or a partitioner of flwr-datasets"
         )
-    if not found:
+    if not tables:
         raise DataError("partitions is empty: give at least one device's table")
-    return found
+    return tables

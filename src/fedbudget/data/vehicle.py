@@ -1,7 +1,7 @@
 """The 23-sensor Vehicle data: a loader for ``vehicle.mat``, and a synthetic stand-in.
 
-The real file is not ours to ship: give its path. Without it there is a stand-in, drawn
-from a plain model in this file: it reads no data, and shows up as SYNTHETIC.
+The real file is not part of the package: give its path. Without it a stand-in is drawn
+from a simple model in this file. It uses no data, and is labelled SYNTHETIC.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from fedbudget.text import shown
 SPLITS = ("by-sensor", "iid")
 CLASSES = ("-1", "+1")
 
-# The id that git gives to the file which the federated literature uses.
+# The git blob id of the file that the federated literature uses.
 GIT_BLOB = "9f37fd4230ef0856f26449c28d5f6a7bdec3bd64"
 
 # Rows per sensor in the real data: 43,695 in all, recovered from public run logs.
@@ -36,19 +36,19 @@ COUNTS: tuple[int, ...]
 COUNTS = (2578, 1511, 1519, 1425, 1375, 1164, 1683, 1735, 2000, 1701, 1803, 1803)
 COUNTS += (1954, 2200, 2214, 1914, 2068, 1962, 2287, 2002, 2068, 2448, 2281)
 SHARE_POSITIVE = 22841 / 43695  # real share of the label +1
-INVERTED = 5  # the sensor whose labels run against the others, as in the real data
+INVERTED = 5  # the sensor with inverted labels, as in the real data
 DIM = 100
 
-# Orders of magnitude of 1,860 real rows, scaled to norm 1: two leading factors carry
-# 0.24 and 0.20 of the variance, the next ones 0.044 and falling; the class means are
-# about half a unit apart. Tilt, spread and flip rates were tuned by hand until a linear
-# SVM scored 0.86 as a mean over sensors. Public logs of the real data show 0.84 to 0.88
-# for federated linear SVMs, so agreement with them is by construction, no evidence.
+# Orders of magnitude of 1,860 real rows, scaled to norm 1: two leading factors have
+# 0.24 and 0.20 of the variance, the next one 0.044, and the others less; the distance
+# of the class means is about 0.5. Tilt, spread and flip rates were tuned by hand until
+# a linear SVM had an accuracy of 0.86, as a mean over sensors. Public logs of the real
+# data show 0.84 to 0.88 for federated linear SVMs: agreement is by construction.
 LEADING = (0.24, 0.20)
 NUM_FACTORS, THIRD, DECAY = 32, 0.044, 0.75
 CLASS_GAP = 0.53
 SHIFT = 0.1  # norm of a sensor's own offset
-TILT = 0.8  # how far a sensor's class direction leans away from the common one
+TILT = 0.8  # deviation of a sensor's class direction from the common one
 SHARE_SPREAD = 0.08  # spread of the sensors' shares of +1
 FLIP_RATES = (0.04, 0.18)  # label noise, a rate per sensor drawn between these
 
@@ -67,14 +67,14 @@ def load_vehicle(
     Args:
         path: A MATLAB file with cells X{i} (n_i x 100) and Y{i} (-1 or +1).
         split: ``by-sensor`` (23 devices) or ``iid`` (even shares).
-        seed: Seeds the even shares and the 80/10/10 split on every device.
+        seed: Seeds the partition and the 80/10/10 split on every device.
         num_devices: For ``iid`` only; by default as many as there are sensors.
         check: Refuse a file that is not the one the literature uses.
         standardise: Subtract each sensor's mean and divide by its standard deviation,
-            as others do. Both are read off private rows: a `NotPrivateWarning` says so.
+            as others do. Both are read from private rows, with a `NotPrivateWarning`.
 
     Raises:
-        DataError: The file is not there, is another file, or has another shape.
+        DataError: The file does not exist, is another file, or has another shape.
         MissingExtraError: scipy is not installed.
     """
     if not isinstance(path, str | Path):
@@ -85,7 +85,7 @@ def load_vehicle(
     x, y, sensor = _read(Path(path), check=check)
     if standardise:
         warnings.warn(
-            "the mean and the deviation of every sensor's columns were read off "
+            "the mean and the deviation of every sensor's columns were read from "
             "private rows: no privacy guarantee covers them; use standardise=False",
             NotPrivateWarning,
             stacklevel=2,
@@ -100,7 +100,7 @@ def load_vehicle(
 def load_standin(
     *, split: str = "by-sensor", seed: int = 0, num_devices: int | None = None
 ) -> Dataset:
-    """Load the SYNTHETIC stand-in; the rows are always the same, the seed splits them.
+    """Load the SYNTHETIC stand-in; its rows are fixed, the seed splits them.
 
     >>> load_standin().name
     'vehicle (synthetic)'
@@ -112,14 +112,14 @@ def load_standin(
 def draw_standin(
     *, seed: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Draw the stand-in's rows, labels (0 or 1) and sensors from a plain model.
+    """Draw the stand-in's rows, labels (0 or 1) and sensors from a simple model.
 
-    A row is low-rank factors, white noise, the sensor's own offset, and half the class
-    gap along the sensor's class direction, a common one that leans a little. A label
-    tells the row's class wrongly at a rate of the sensor's own; one sensor's labels are
-    inverted. The seed draws the rows; directions, shares and rates are fixed.
+    A row is the sum of low-rank factors, white noise, the sensor's offset, and half the
+    class gap along the sensor's class direction, which deviates from a common one. Each
+    sensor has its own rate of wrong labels; one sensor's labels are inverted. The seed
+    draws the rows; directions, shares and rates are fixed.
     """
-    fixed = np.random.default_rng(23)  # one fixed world: 23, as the sensors
+    fixed = np.random.default_rng(23)  # for all that does not depend on the seed
     num_sensors, n = len(COUNTS), sum(COUNTS)
     tail = THIRD * np.arange(1.0, NUM_FACTORS - 1) ** -DECAY
     variances = np.concatenate([LEADING, tail])
@@ -135,12 +135,12 @@ def draw_standin(
     rng = generator(seed)
     sensor = np.repeat(np.arange(num_sensors), COUNTS)
     y = (rng.random(n) < shares[sensor]).astype(np.int64)
-    wrong = (rng.random(n) < flip_rates[sensor]) ^ (sensor == INVERTED)
-    side = np.where(wrong, 1 - 2 * y, 2 * y - 1)  # the row's class, -1 or +1
+    flipped = (rng.random(n) < flip_rates[sensor]) ^ (sensor == INVERTED)
+    side = np.where(flipped, 1 - 2 * y, 2 * y - 1)  # the row's class, -1 or +1
     x = (rng.standard_normal((n, NUM_FACTORS)) * np.sqrt(variances)) @ factors
     x += rng.standard_normal((n, DIM)) * np.sqrt((1 - variances.sum()) / DIM)
     x += offsets[sensor] + (CLASS_GAP / 2) * side[:, None] * directions[sensor]
-    # The real rows, standardised, have norms near 10: far outside the unit ball too.
+    # The real rows, standardised, have norms near 10.
     x *= DIM**0.5
     return x, y, sensor
 
@@ -154,7 +154,7 @@ def _dataset(
     *,
     synthetic: bool = False,
 ) -> Dataset:
-    """Scale each row into the unit ball and deal the rows out."""
+    """Scale each row into the unit ball and partition the rows."""
     x, y, ids = rows
     one_of("split", split, SPLITS)
     num_sensors = int(ids.max()) + 1
@@ -189,14 +189,14 @@ def _read(
     """Read the MATLAB cells: rows, labels 0 or 1, sensors."""
     if not path.is_file():
         raise DataError(
-            f"file {str(path)!r} is not there: get vehicle.mat (linked from "
+            f"file {str(path)!r} does not exist: get vehicle.mat (linked from "
             "litian96/fair_flearn, data/vehicle), or leave path out for the stand-in"
         )
     raw = path.read_bytes()
-    found = hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest()
-    if check and found != GIT_BLOB:
+    blob = hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest()
+    if check and blob != GIT_BLOB:
         raise DataError(
-            f"file {str(path)!r} has git id {found}, the known vehicle.mat has "
+            f"file {str(path)!r} has git id {blob}, the known vehicle.mat has "
             f"{GIT_BLOB}: get that file, or pass check=False to load_vehicle if you "
             "trust yours"
         )
@@ -224,15 +224,15 @@ def _cells(path: Path) -> dict[str, Any]:
     with needed("loading vehicle.mat", "scipy"):
         from scipy.io import loadmat
     try:
-        found: dict[str, Any] = loadmat(path)
+        variables: dict[str, Any] = loadmat(path)
     except (ValueError, TypeError, NotImplementedError, OSError, ZlibError) as error:
         raise DataError(
             f"file {str(path)!r} is not a MATLAB file that scipy reads ({error}): save "
             "it as version 7 or below"
         ) from None
-    if not {"X", "Y"} <= set(found):
-        names = ", ".join(name for name in found if not name.startswith("__"))
+    if not {"X", "Y"} <= set(variables):
+        names = ", ".join(name for name in variables if not name.startswith("__"))
         raise DataError(
             f"file {str(path)!r} holds {names or 'nothing'}: it must hold cells X and Y"
         )
-    return found
+    return variables

@@ -2,7 +2,7 @@
 
 estimators.py   PrivateFederatedClassifier, PrivateFederatedRegressor
 unit_rows.py    from a matrix to rows in the unit ball, device by device
-pipelines.py    which steps of a pipeline were fitted on private rows
+pipelines.py    detects the steps of a pipeline that are fitted on private rows
 """
 
 from fedbudget.errors import needed

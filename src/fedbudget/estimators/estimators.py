@@ -1,4 +1,4 @@
-"""PrivateFederatedClassifier and PrivateFederatedRegressor, and what both share."""
+"""PrivateFederatedClassifier, PrivateFederatedRegressor and their base class."""
 
 import secrets
 import warnings
@@ -46,20 +46,20 @@ from fedbudget.problem import USUAL_DISSIMILARITY
 from fedbudget.simulation.devices import SimulatedDevices
 from fedbudget.training import train
 
-_SEED_IS_KNOWN = (
-    "random_state fixes the noise, so nothing is promised against anyone who knows it"
+_FIXED_SEED = (
+    "random_state fixes the noise: no privacy guarantee against anyone who knows it"
 )
 _ONE_DEVICE = (
-    "all rows are taken as one device; pass groups= with the device of each row (in a "
-    "search or a cross-validation: enable metadata routing, set_fit_request("
+    "all rows are treated as one device; pass groups= with the device of each row (in "
+    "a search or a cross-validation: enable metadata routing, set_fit_request("
     "groups=True))"
 )
 
-EPSILON = 1.0  # scikit-learn wants a default: a strong promise
+EPSILON = 1.0  # scikit-learn requires a default: a strong guarantee
 
 
 class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no types
-    """A linear model, trained over devices within both budgets."""
+    """A linear model, trained on devices within both budgets."""
 
     epsilon: PerDevice
     delta: PerDevice
@@ -91,14 +91,14 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
         y: Any,
         groups: ArrayLike | None = None,
     ) -> Self:
-        """Plan within the budgets and train; every call spends them anew.
+        """Plan within the budgets and train; every call spends the budgets again.
 
         Args:
             X: Rows, dense, sparse or a DataFrame; shape (n, d).
             y: Labels; shape (n,).
-            groups: The device of each row. Without them one device holds all rows:
-                the promise is the same, but nothing is federated, and a
-                `OneDeviceWarning` says so.
+            groups: The device of each row. Without them, one device holds all rows:
+                the guarantee is the same, but nothing is federated, and a
+                `OneDeviceWarning` is issued.
         """
         within("row_norm", self.row_norm, above=0)
         warn_of_pipeline(self)
@@ -114,7 +114,7 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
         rows = unit_rows(x, row_norm=self.row_norm, intercept=self.fit_intercept)
         self._train(by_device(rows, labels, groups, classes=self._class_names()))
         if self.random_state is not None:
-            caveats.append(_SEED_IS_KNOWN)
+            caveats.append(_FIXED_SEED)
         self.privacy_statement_ = "; ".join([str(self.plan_.privacy), *caveats])
         return self
 
@@ -139,10 +139,10 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
         )
         devices = SimulatedDevices(data, seed=seed, budget=budget, prices=prices)
         theta = train(self.plan_, devices).theta
-        self._keep(theta.reshape(self.plan_.model.num_outputs, -1))
+        self._store(theta.reshape(self.plan_.model.num_outputs, -1))
 
-    def _keep(self, theta: Array) -> None:
-        """Turn the model of scaled rows into one of the rows that were given."""
+    def _store(self, theta: Array) -> None:
+        """Store the model in the scale of the unscaled rows."""
         scale = row_scale(row_norm=self.row_norm, intercept=self.fit_intercept)
         self.intercept_ = np.zeros(len(theta))
         if self.fit_intercept:
@@ -151,18 +151,18 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
         self.coef_ = theta * scale
 
     def _scores(self, rows: Any) -> Array:
-        """Return scores of rows that are clipped as in training; shape (n, C)."""
+        """Return the scores of rows, clipped as in training; shape (n, C)."""
         check_is_fitted(self)
         check_numbers(rows)
         x = validate_data(
             self, rows, accept_sparse="csr", dtype=np.float64, reset=False
         )
-        shorten = self.row_norm / np.maximum(self.row_norm, row_norms(x))
-        return np.asarray(scaled(x, shorten) @ self.coef_.T) + self.intercept_
+        clip = self.row_norm / np.maximum(self.row_norm, row_norms(x))
+        return np.asarray(scaled(x, clip) @ self.coef_.T) + self.intercept_
 
     @abstractmethod
     def _labels(self, y: Any) -> tuple[Labels, list[str]]:
-        """Return the labels as the losses take them, and what was read off them."""
+        """Return the labels for the loss, and caveats for the privacy statement."""
 
     def _class_names(self) -> tuple[str, ...] | None:
         """Return the classes' names; none for regression."""
@@ -175,55 +175,59 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
 
 
 def _check_target(y: Any) -> None:
-    """Raise if what is to be predicted holds text."""
+    """Raise if the target holds text."""
     values = np.asarray(y)
     if values.dtype.kind not in "USO":
         return
     text = next((v for v in values.ravel() if isinstance(v, str)), None)
     if text is not None:
         raise DataError(
-            f"y holds text, {str(text)!r} for one, and a regressor predicts numbers: "
-            "convert it, or take PrivateFederatedClassifier"
+            f"y holds text, such as {str(text)!r}, and a regressor predicts numbers: "
+            "convert it, or use PrivateFederatedClassifier"
         )
 
 
 class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type: ignore[misc]
-    """A linear classifier, trained over simulated devices within both budgets.
+    """A linear classifier, trained on simulated devices within both budgets.
 
-    Every `fit` spends the budgets anew: cross-validation with k folds fits k times, and
-    epsilons add up. Scores and accuracies are read off rows, and are not private.
+    Every `fit` spends the budgets again: cross-validation with k folds fits k times,
+    and epsilons add up. Scores and accuracies are computed on rows without noise, and
+    are not private.
 
     Args:
-        epsilon: Privacy that each device may lose in a fit; a number, or one per device
-            in the sorted order of `groups`. So too for delta, cost and the prices.
-        delta: Of (epsilon, delta); take less than one over a device's rows.
-        cost: What each device may spend in a fit, in the prices' unit.
+        epsilon: Privacy budget of each device for a fit: a number, or one per device in
+            the sorted order of `groups`. The same holds for delta, cost and the prices.
+        delta: Of (epsilon, delta); use less than one over a device's number of rows.
+        cost: Cost budget of each device for a fit, in the prices' unit.
         communication_price: Per round.
         computation_price: Per local step.
         loss: logistic or hinge for two classes, softmax for any number; by default
             logistic for two and softmax for more. hinge has no `predict_proba`.
         l2: Weight of the L2 term.
-        row_norm: Public bound on the norm of a row. A longer row is shortened to it,
-            alone, in `fit` and in `predict`. It must not be read off private rows.
-        fit_intercept: Add a constant column, which takes its share of each row's norm.
-        classes: The classes, which must be public. Without them they are read off y,
-            and a `NotPrivateWarning` says so.
-        dissimilarity: How unlike the devices are: iid, mild, strong or a number.
+        row_norm: Public bound on the norm of a row. Longer rows are clipped to it, in
+            `fit` and in `predict`. It must not be computed from private rows.
+        fit_intercept: Add a constant column, which takes half of each row's squared
+            norm.
+        classes: The classes, which must be public. Without them, they are read from y,
+            and a `NotPrivateWarning` is issued.
+        dissimilarity: How heterogeneous (unlike) the devices are: iid, mild, strong or
+            a number.
         planner: joint, bound or paper.
         accountant: gdp, zcdp or pld.
         weights: auto, uniform or size.
-        target: What auto weights aim at: every device alike (uniform), or every row
-            (size).
-        random_state: None takes the noise's seed from the system. A seed of your own
-            repeats a result, and voids the promise against anyone who knows it.
+        target: The objective of auto weights: all devices count the same (uniform), or
+            all rows (size).
+        random_state: None draws the noise's seed from the system. A fixed seed makes
+            the result reproducible, and voids the guarantee against anyone who knows
+            it.
 
     Attributes:
-        plan_: The `Plan` that was carried out.
-        privacy_statement_: What is promised, in words, and what is not.
+        plan_: The `Plan` of the fit.
+        privacy_statement_: The privacy guarantee, in words, and its exceptions.
         classes_: The classes, in the order of the columns of `predict_proba`.
-        coef_: Of the linear model, for rows within `row_norm`.
-        intercept_: Of the linear model.
-        n_features_in_: Columns of X.
+        coef_: Coefficients of the linear model, for rows within `row_norm`.
+        intercept_: Intercept of the linear model.
+        n_features_in_: Number of columns of X.
 
     >>> x = np.random.default_rng(0).normal(size=(4000, 3)) / 4
     >>> y = np.where(x @ [1, -2, 1] > 0, "yes", "no")
@@ -291,8 +295,8 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         scores = self._scores(X)
         if scores.shape[1] == 1:
             scores = np.hstack([np.zeros_like(scores), scores])
-        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+        odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
     def _labels(self, y: Any) -> tuple[Labels, list[str]]:
         check_classification_targets(y)
@@ -301,13 +305,13 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         if self.classes is None:
             self.classes_ = present
             warnings.warn(
-                f"the {len(present)} classes were read off y, and no privacy guarantee "
-                "covers them; pass classes=[...] with the classes that are publicly "
-                "known",
+                f"the {len(present)} classes were read from y, and no privacy "
+                "guarantee covers them; pass classes=[...] with the publicly known "
+                "classes",
                 NotPrivateWarning,
                 stacklevel=3,
             )
-            caveats.append("NOT covered: the classes, which were read off y")
+            caveats.append("NOT covered: the classes, which were read from y")
         else:
             self.classes_ = np.unique(np.asarray(self.classes))
         if len(self.classes_) < 2:
@@ -328,14 +332,13 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
 
 
 class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: ignore[misc]
-    """A linear model of a number, by the Huber loss, within both budgets of devices.
+    """A linear regressor with the Huber loss, trained within both budgets.
 
-    All parameters and attributes are those of `PrivateFederatedClassifier`, but for:
+    Parameters and attributes are those of `PrivateFederatedClassifier`, except for:
 
     Args:
-        target_range: Public (low, high) of y; values outside are clipped to it, each
-            alone, in `fit`. Without it the range is read off y, and a
-            `NotPrivateWarning` says so.
+        target_range: Public (low, high) of y; values outside are clipped in `fit`.
+            Without it, the range is read from y, and a `NotPrivateWarning` is issued.
         loss: huber, which is also the default: squared up to half of the range.
 
     >>> x = np.random.default_rng(0).normal(size=(4000, 2)) / 3
@@ -393,16 +396,16 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: i
         caveats = []
         if self.target_range is None:
             low, high = float(y.min()), float(y.max())
-            if low == high:  # a constant: any range around it will do
+            if low == high:  # a constant y: any range around it works
                 low, high = low - 1, high + 1
             warnings.warn(
-                f"the range of y, {low:g} to {high:g}, was read off private rows, and "
+                f"the range of y, {low:g} to {high:g}, was read from private rows, and "
                 "no privacy guarantee covers it; pass target_range=(low, high) with "
-                "what is publicly known",
+                "the publicly known range",
                 NotPrivateWarning,
                 stacklevel=3,
             )
-            caveats.append("NOT covered: the range of y, which was read off y")
+            caveats.append("NOT covered: the range of y, which was read from y")
         else:
             low, high = map(float, self.target_range)
         if not -np.inf < low < high < np.inf:
@@ -410,16 +413,16 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: i
                 f"target_range must be (low, high) with low below high, got "
                 f"({low:g}, {high:g}): give the public range of y"
             )
-        self._middle, self._half = (low + high) / 2, (high - low) / 2
-        return np.clip((y - self._middle) / self._half, -1.0, 1.0), caveats
+        self._center, self._half_width = (low + high) / 2, (high - low) / 2
+        return np.clip((y - self._center) / self._half_width, -1.0, 1.0), caveats
 
-    def _keep(self, theta: Array) -> None:
-        super()._keep(theta)
-        self.coef_ = self.coef_ * self._half
-        self.intercept_ = self.intercept_ * self._half + self._middle
+    def _store(self, theta: Array) -> None:
+        super()._store(theta)
+        self.coef_ = self.coef_ * self._half_width
+        self.intercept_ = self.intercept_ * self._half_width + self._center
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        # Noise for epsilon 1 drowns what 200 rows say: checks ask for R^2 above 0.5.
+        # With 200 rows and epsilon 1, noise dominates: the checks require R^2 > 0.5.
         tags.regressor_tags.poor_score = True
         return tags

@@ -1,9 +1,9 @@
-"""Which steps before an estimator were fitted on private rows, where nothing is noised.
+"""Detect pipeline steps that are fitted on private rows without noise.
 
-A scaler that is fitted inside a pipeline reads means off the private rows, and no
+A scaler that is fitted inside a pipeline computes means of private rows, and no
 guarantee covers them. Steps that learn nothing (`Normalizer`, `FunctionTransformer`),
-encoders with given categories, and steps fitted on public rows and wrapped in
-`sklearn.frozen.FrozenEstimator` are fine.
+encoders with fixed categories, and steps fitted on public rows and wrapped in
+`sklearn.frozen.FrozenEstimator` are safe.
 """
 
 import sys
@@ -13,18 +13,18 @@ from typing import Any
 
 from fedbudget.errors import InvalidInputError, NotPrivateWarning
 
-# What every estimator notes of the matrix it saw: its shape, which is public.
+# Attributes that every fitted estimator has: the shape of X, which is public.
 _SHAPE = {"n_features_in_", "feature_names_in_"}
-# How far up a pipeline may be from the estimator it fits: decorators lie between.
+# Most stack frames between an estimator's fit and its pipeline's: decorators.
 _MOST_FRAMES = 12
 
 
 def check_pipeline(pipeline: Any) -> tuple[str, ...]:
     """Return the steps that a fit of the pipeline fits on private rows, and warn.
 
-    All steps but the last are looked at, also those inside a `ColumnTransformer`, a
-    `FeatureUnion` or another pipeline; before the fit as well as after it. The private
-    estimators do this themselves when a pipeline fits them.
+    All steps except the last are checked, also those inside a `ColumnTransformer`, a
+    `FeatureUnion` or another pipeline, before or after the fit. The private estimators
+    call it themselves when a pipeline fits them.
 
     >>> from sklearn.pipeline import make_pipeline
     >>> from sklearn.preprocessing import Normalizer, StandardScaler
@@ -36,28 +36,28 @@ def check_pipeline(pipeline: Any) -> tuple[str, ...]:
             f"a {type(pipeline).__name__} is not a pipeline: give a "
             "sklearn.pipeline.Pipeline"
         )
-    found = tuple(
+    steps = tuple(
         f"{name} ({type(step).__name__})"
         for outer, outer_step in pipeline.steps[:-1]
         for name, step in _parts(outer, outer_step)
         if _learns(step)
     )
-    if found:
+    if steps:
         warnings.warn(
-            f"pipeline step {', '.join(found)} learns from the private rows before the "
+            f"pipeline step {', '.join(steps)} learns from the private rows before the "
             "private estimator does, and no privacy guarantee covers what it learns; "
             "use a step that learns nothing, or fit it on public rows and wrap it in "
             "sklearn.frozen.FrozenEstimator",
             NotPrivateWarning,
             stacklevel=3,
         )
-    return found
+    return steps
 
 
 def warn_of_pipeline(estimator: Any) -> None:
     """Check the pipeline that is fitting this estimator, if there is one.
 
-    A pipeline does not tell its last step that it is one: the callers are asked.
+    A pipeline does not pass itself to its steps, so the call stack is searched.
     """
     from sklearn.pipeline import Pipeline
 
@@ -73,7 +73,7 @@ def warn_of_pipeline(estimator: Any) -> None:
 
 
 def _parts(name: str, step: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a step, or the steps that it is made of."""
+    """Yield a step, or its inner steps."""
     for attribute in ("steps", "transformers", "transformer_list"):
         inner = getattr(step, attribute, None)
         if isinstance(inner, list | tuple):
@@ -84,17 +84,17 @@ def _parts(name: str, step: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _learns(step: Any) -> bool:
-    """Return whether fitting this step reads anything off the rows but their shape."""
+    """Return whether fitting this step learns more from the rows than their shape."""
     from sklearn.utils import get_tags
 
     if step is None or isinstance(step, str):  # passthrough, drop
         return False
     if type(step).__name__ == "FrozenEstimator":  # since scikit-learn 1.6
         return False
-    if not isinstance(getattr(step, "categories", "auto"), str):  # they were given
+    if not isinstance(getattr(step, "categories", "auto"), str):  # fixed categories
         return False
     if hasattr(step, "__sklearn_tags__") and not get_tags(step).requires_fit:
         return False
-    # After a fit there is something to see; before it, what needs one may learn.
+    # A fitted step shows what it learned; an unfitted one that needs a fit may learn.
     learned = {n for n in vars(step) if n.endswith("_") and not n.startswith("_")}
     return not learned or bool(learned - _SHAPE)

@@ -1,4 +1,4 @@
-"""From a matrix to rows in the unit ball: each row by itself, with public bounds."""
+"""Scale a matrix to rows in the unit ball: each row independently, by public bounds."""
 
 import sys
 from typing import Any
@@ -12,29 +12,29 @@ from fedbudget.data.unit_ball import LARGEST_NORM
 from fedbudget.errors import DataError
 from fedbudget.losses import Labels, Rows
 
-# An intercept is a constant column: row and constant share the ball, half each.
+# An intercept is a constant column: the row and it have half of the squared norm each.
 _SHARE = np.sqrt(0.5)
 
 
 def row_scale(*, row_norm: float, intercept: bool) -> float:
-    """Return what the entries of a row inside the bound are multiplied by."""
+    """Return the scale factor of a row inside the bound."""
     return LARGEST_NORM * (float(_SHARE) if intercept else 1.0) / row_norm
 
 
 def unit_rows(x: Any, *, row_norm: float, intercept: bool) -> Rows:
-    """Clip each row to the norm, and scale all of them alike into the unit ball.
+    """Clip each row to the norm, and scale all rows into the unit ball.
 
     Args:
         x: A dense matrix or a CSR one; shape (n, d).
-        row_norm: A public bound; a longer row is shortened to it, alone.
-        intercept: Add a constant column, the last.
+        row_norm: A public bound; longer rows are clipped to it.
+        intercept: Add a constant last column.
 
     >>> unit_rows(np.array([[3.0, 4.0]]), row_norm=5, intercept=False).round(3)
     array([[0.6, 0.8]], dtype=float32)
     """
     sparse = not isinstance(x, np.ndarray)
-    shorten = row_norm / np.maximum(row_norm, row_norms(x))
-    scale = shorten * row_scale(row_norm=row_norm, intercept=intercept)
+    clip = row_norm / np.maximum(row_norm, row_norms(x))
+    scale = clip * row_scale(row_norm=row_norm, intercept=intercept)
     constant = np.full((x.shape[0], int(intercept)), LARGEST_NORM * _SHARE)
     if not sparse:
         rows = np.hstack([scaled(x, scale), constant])
@@ -42,15 +42,15 @@ def unit_rows(x: Any, *, row_norm: float, intercept: bool) -> Rows:
     from scipy.sparse import csr_array, hstack
 
     rows = hstack([scaled(x, scale), csr_array(constant)], format="csr")
-    found = csr_array(rows.astype(np.float32))
-    found.sum_duplicates()
-    return found
+    result = csr_array(rows.astype(np.float32))
+    result.sum_duplicates()
+    return result
 
 
 def row_norms(x: Any) -> Array:
     """Return the norm of each row of a dense or a sparse matrix; shape (n,).
 
-    Each row is first divided by its largest entry: no square overflows.
+    Each row is first divided by its largest entry, so that no square overflows.
 
     >>> row_norms(np.array([[3e200, 0.0], [0.0, 0.0]])).tolist()
     [3e+200, 0.0]
@@ -58,7 +58,7 @@ def row_norms(x: Any) -> Array:
     largest = abs(x).max(axis=1)
     largest = np.asarray(largest if isinstance(x, np.ndarray) else largest.toarray())
     largest = largest.astype(np.float64).reshape(-1)
-    divisor = np.maximum(largest, 1e-150)  # whose inverse is still a number
+    divisor = np.maximum(largest, 1e-150)  # its inverse is finite
     small = scaled(x, 1 / divisor)
     squares = small * small if isinstance(x, np.ndarray) else small.multiply(small)
     sums = np.asarray(squares.sum(axis=1), dtype=np.float64).reshape(-1)
@@ -86,12 +86,12 @@ def by_device(
     order = np.argsort(codes, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(names)))])
     part = Part(x=x[order], y=y[order], offsets=offsets.astype(np.int64))
-    nothing = Part(x=x[:0], y=y[:0], offsets=np.zeros(len(names) + 1, np.int64))
+    empty = Part(x=x[:0], y=y[:0], offsets=np.zeros(len(names) + 1, np.int64))
     return Dataset(
         name="rows",
         train=part,
-        validation=nothing,
-        test=nothing,
+        validation=empty,
+        test=empty,
         device_names=names,
         feature_names=tuple(map(str, range(x.shape[1]))),
         classes=classes,
@@ -105,10 +105,10 @@ def _devices(
     """Return each row's device, and the devices' names in sorted order."""
     if groups is None:
         return np.zeros(num_rows, np.int64), ("all rows",)
-    given = np.asarray(groups)
-    if given.shape != (num_rows,):
+    array = np.asarray(groups)
+    if array.shape != (num_rows,):
         raise DataError(
-            f"groups has shape {given.shape}, but there are {num_rows} rows: give the "
+            f"groups has shape {array.shape}, but there are {num_rows} rows: give the "
             "device of each row"
         )
     row = _first_missing(groups)
@@ -117,7 +117,7 @@ def _devices(
             f"groups has no device for row {row}: name it, or leave that row out"
         )
     try:
-        names, codes = np.unique(given, return_inverse=True)
+        names, codes = np.unique(array, return_inverse=True)
     except TypeError:
         raise DataError(
             "groups mixes types that cannot be sorted: make them all text or all "
@@ -127,14 +127,14 @@ def _devices(
 
 
 def _first_missing(groups: ArrayLike) -> int | None:
-    """Return the first row whose device is None, NaN or another way of not saying."""
-    given = groups if isinstance(groups, np.ndarray) else np.array(groups, dtype=object)
-    if given.dtype.kind not in "fcmMO":
+    """Return the first row whose device is None, NaN or another missing value."""
+    array = groups if isinstance(groups, np.ndarray) else np.array(groups, dtype=object)
+    if array.dtype.kind not in "fcmMO":
         return None
-    if given.dtype.kind == "O" and "pandas" in sys.modules:  # it has NA and NaT, too
-        missing = np.asarray(sys.modules["pandas"].isna(given))
+    if array.dtype.kind == "O" and "pandas" in sys.modules:  # for its NA and NaT
+        missing = np.asarray(sys.modules["pandas"].isna(array))
     else:
-        missing = np.array([each is None or each != each for each in given])
+        missing = np.array([each is None or each != each for each in array])
     return int(missing.argmax()) if missing.any() else None
 
 
@@ -157,7 +157,7 @@ def check_numbers(x: Any) -> None:
         text = next((v for v in values.ravel() if isinstance(v, str)), None)
         if text is not None:
             raise DataError(
-                f"column {name!r} of X holds text, {str(text)!r} for one: encode it in "
+                f"column {name!r} of X holds text, such as {str(text)!r}: encode it in "
                 "a step before, with categories that are publicly known: "
                 "OneHotEncoder(categories=[...])"
             )

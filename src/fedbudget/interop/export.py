@@ -1,7 +1,7 @@
-"""The released model as a value that other programs can take.
+"""The released model, in formats that other programs read.
 
-It is for rows as `Schema.encode` makes them: in the unit ball, with the constant column
-among them. So no exported model has an intercept of its own.
+It is for rows encoded by `Schema.encode`: in the unit ball, with a constant column. So
+no exported model has a separate intercept.
 
 An ONNX file holds the model as a graph, rows in, labels and probabilities out:
 
@@ -9,10 +9,10 @@ An ONNX file holds the model as a graph, rows in, labels and probabilities out:
     output   label           int64 (n,): an index into the classes in the metadata
              probabilities   float32 (n, C), for logistic and softmax
              score           float32 (n, 1), for hinge
-             value           float32 (n, 1), for huber, instead of all of these
+             value           float32 (n, 1), for huber: its only output
 
-What the columns and the classes are called, and what was promised of the model, is in
-the file's metadata.
+The file's metadata holds the names of the columns and the classes, and the privacy
+statement.
 """
 
 import json
@@ -36,7 +36,7 @@ _PRODUCER = "fedbudget"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearModel:
-    """A linear model: what a run releases, and what its rows and classes are called.
+    """A linear model, with the names of its columns and classes.
 
     >>> model = LinearModel(theta=np.array([2.0, -1.0]), loss="logistic")
     >>> model.predict(np.array([[0.5, 0.1], [0.1, 0.5]])).tolist()
@@ -47,7 +47,7 @@ class LinearModel:
     loss: str
     feature_names: tuple[str, ...] = ()  # of an encoded row; by default 0, 1, ...
     classes: tuple[str, ...] | None = None  # by default 0, 1, ...; none for huber
-    privacy: str = ""  # what was promised of it, in words
+    privacy: str = ""  # the privacy statement, in words
 
     def __post_init__(self) -> None:
         theta = np.array(self.theta, dtype=np.float64).reshape(-1)
@@ -55,14 +55,13 @@ class LinearModel:
         object.__setattr__(self, "theta", theta)
         if not len(theta) or not np.isfinite(theta).all():
             raise InvalidInputError(
-                f"theta has {len(theta)} entries, or some that are not finite: give "
+                f"theta has {len(theta)} entries, or entries that are not finite: give "
                 "the model of a run"
             )
         if self.classes is None and self.loss != "huber":
-            known = 2 if self.loss != "softmax" else None
-            if known is None:
+            if self.loss == "softmax":
                 raise InvalidInputError("softmax needs classes: list them")
-            object.__setattr__(self, "classes", tuple(map(str, range(known))))
+            object.__setattr__(self, "classes", ("0", "1"))
         outputs = self.model.num_outputs
         names = self.feature_names or tuple(map(str, range(len(theta) // outputs)))
         object.__setattr__(self, "feature_names", names)
@@ -90,8 +89,10 @@ class LinearModel:
 
     def predict(self, x: Rows) -> NDArray[Any]:
         """Return the class, or the value, of each encoded row; shape (n,)."""
-        found = self.model.predictions(self.model.scores(self.theta, x))
-        return found if self.classes is None else np.array(self.classes)[found]
+        predictions = self.model.predictions(self.model.scores(self.theta, x))
+        if self.classes is None:
+            return predictions
+        return np.array(self.classes)[predictions]
 
     @classmethod
     def from_run(cls, path: str | os.PathLike[str]) -> Self:
@@ -111,48 +112,50 @@ class LinearModel:
             loss=run.plan.loss,
             feature_names=tuple(run.about.get("feature_names") or ()),
             classes=None if classes is None else tuple(map(str, classes)),
-            privacy=_stated(run),
+            privacy=_privacy_statement(run),
         )
 
     def to_sklearn(self) -> Any:
-        """Return a fitted scikit-learn model that predicts the same.
+        """Return a fitted scikit-learn model with the same predictions.
 
         LogisticRegression for logistic and softmax, LinearSVC for hinge, and
         LinearRegression for huber.
         """
         linear_model, svm = _sklearn()
         kinds = {"hinge": svm.LinearSVC, "huber": linear_model.LinearRegression}
-        found = kinds.get(self.loss, linear_model.LogisticRegression)(
+        fitted = kinds.get(self.loss, linear_model.LogisticRegression)(
             fit_intercept=False
         )
         weights = self.weights
-        if self.loss == "softmax" and len(weights) == 2:  # it has one score for two
+        if (
+            self.loss == "softmax" and len(weights) == 2
+        ):  # scikit-learn has one score for 2 classes
             weights = weights[1:] - weights[:1]
-        found.coef_ = weights[0].copy() if self.loss == "huber" else weights.copy()
-        found.intercept_ = 0.0 if self.loss == "huber" else np.zeros(len(weights))
-        found.n_features_in_ = self.dim
+        fitted.coef_ = weights[0].copy() if self.loss == "huber" else weights.copy()
+        fitted.intercept_ = 0.0 if self.loss == "huber" else np.zeros(len(weights))
+        fitted.n_features_in_ = self.dim
         if self.classes is not None:
-            found.classes_ = np.array(self.classes)
-            found.n_iter_ = np.ones(1, dtype=np.int32)
-        return found
+            fitted.classes_ = np.array(self.classes)
+            fitted.n_iter_ = np.ones(1, dtype=np.int32)
+        return fitted
 
     @classmethod
     def from_sklearn(cls, fitted: Any) -> Self:
-        """Take over a linear model that scikit-learn fitted on encoded rows.
+        """Return the model of a scikit-learn estimator fitted on encoded rows.
 
         Raises:
-            InvalidInputError: It is not linear, or has an intercept of its own.
+            InvalidInputError: It is not linear, or has an intercept.
         """
         _sklearn()
         if not hasattr(fitted, "coef_"):
             raise InvalidInputError(
-                f"a {type(fitted).__name__} without coef_ is no fitted linear model: "
-                "give a LogisticRegression, a LinearSVC or a LinearRegression"
+                f"a {type(fitted).__name__} without coef_ is not a fitted linear "
+                "model: give a LogisticRegression, a LinearSVC or a LinearRegression"
             )
         if np.any(np.asarray(fitted.intercept_) != 0):
             raise InvalidInputError(
-                "the model has an intercept, and encoded rows have a constant column "
-                "of their own: fit it with fit_intercept=False"
+                "the model has an intercept, and encoded rows already have a constant "
+                "column: fit it with fit_intercept=False"
             )
         classes = getattr(fitted, "classes_", None)
         weights = np.atleast_2d(np.asarray(fitted.coef_, dtype=np.float64))
@@ -170,7 +173,7 @@ class LinearModel:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
+        """Return the model as values for JSON."""
         return {
             "loss": self.loss,
             "feature_names": list(self.feature_names),
@@ -180,21 +183,21 @@ class LinearModel:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model; the suffix says how: .onnx, .joblib (scikit-learn), .json.
+        """Write the model; the suffix is the format: .onnx, .joblib (sklearn) or .json.
 
         Raises:
-            InvalidInputError: The suffix is none of these.
+            InvalidInputError: The suffix is not one of these.
             RecordError: The file cannot be written.
         """
-        place = Path(path)
+        target = Path(path)
         writers = {".onnx": _save_onnx, ".joblib": _save_joblib, ".json": _save_json}
-        if place.suffix not in writers:
+        if target.suffix not in writers:
             raise InvalidInputError(
-                f"file {str(place)!r} has suffix {place.suffix!r}: use "
+                f"file {str(target)!r} has suffix {target.suffix!r}: use "
                 f"{' or '.join(writers)}"
             )
-        with whole_file(place, "wb") as file:
-            writers[place.suffix](self, file)
+        with whole_file(target, "wb") as file:
+            writers[target.suffix](self, file)
 
 
 def to_onnx(model: LinearModel) -> bytes:
@@ -217,40 +220,42 @@ def to_onnx(model: LinearModel) -> bytes:
             for name, value in {"weights": weights, **constants}.items()
         ],
     )
-    made = helper.make_model(
+    onnx_model = helper.make_model(
         graph,
         producer_name=_PRODUCER,
         opset_imports=[helper.make_opsetid("", _OPSET)],
         ir_version=_IR,
     )
-    plain = model.to_dict()
-    del plain["weights"]
-    helper.set_model_props(made, {k: json.dumps(v) for k, v in plain.items()})
-    onnx.checker.check_model(made, full_check=True)
-    return bytes(made.SerializeToString())
+    metadata = model.to_dict()
+    del metadata["weights"]
+    properties = {name: json.dumps(value) for name, value in metadata.items()}
+    helper.set_model_props(onnx_model, properties)
+    onnx.checker.check_model(onnx_model, full_check=True)
+    return bytes(onnx_model.SerializeToString())
 
 
 def from_onnx(data: bytes) -> LinearModel:
-    """Read a model that `to_onnx` wrote; weights come back as float32 has them.
+    """Read a model that `to_onnx` wrote; weights have float32 precision.
 
     Raises:
-        DataError: The bytes are another graph, or none.
+        DataError: The bytes are not an ONNX file, or not one of fedbudget.
     """
     onnx = _onnx()
     try:
-        made = onnx.load_model_from_string(data)
-    except Exception as error:  # protobuf has errors of its own
+        onnx_model = onnx.load_model_from_string(data)
+    except Exception as error:  # protobuf has its own exceptions
         raise DataError(
             f"this is not an ONNX file ({error}): give one that fedbudget has written"
         ) from None
-    props = {item.key: json.loads(item.value) for item in made.metadata_props}
-    found = {item.name: item for item in made.graph.initializer}
-    if made.producer_name != _PRODUCER or "weights" not in found or "loss" not in props:
+    props = {item.key: json.loads(item.value) for item in onnx_model.metadata_props}
+    arrays = {item.name: item for item in onnx_model.graph.initializer}
+    producer = onnx_model.producer_name
+    if producer != _PRODUCER or "weights" not in arrays or "loss" not in props:
         raise DataError(
-            f"this ONNX file is by {made.producer_name!r}, not by fedbudget: its graph "
-            "may be anything"
+            f"this ONNX file was written by {producer!r}, not by fedbudget: its graph "
+            "may be different; give one that fedbudget has written"
         )
-    weights = onnx.numpy_helper.to_array(found["weights"]).T
+    weights = onnx.numpy_helper.to_array(arrays["weights"]).T
     classes = props["classes"]
     return LinearModel(
         theta=np.asarray(weights, dtype=np.float64).reshape(-1),
@@ -282,14 +287,14 @@ def _sklearn() -> tuple[Any, Any]:
     return linear_model, svm
 
 
-def _stated(run: RecordedRun) -> str:
-    """Return what a run promises, and what not: a model may travel without its run."""
-    stated = str(run.plan.privacy)
+def _privacy_statement(run: RecordedRun) -> str:
+    """Return the run's privacy statement, with a caveat if the seed is public."""
+    statement = str(run.plan.privacy)
     if "seed" not in run.about or run.plan.accountant == "none":
-        return stated
+        return statement
     return (
-        f"{stated}; the noise of this simulation follows from seed "
-        f"{run.about['seed']}, and nothing is promised against anyone who knows it"
+        f"{statement}; the noise of this simulation follows from seed "
+        f"{run.about['seed']}: no privacy guarantee against anyone who knows it"
     )
 
 

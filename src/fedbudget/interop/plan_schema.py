@@ -1,6 +1,6 @@
-"""The JSON Schema of a plan, made from `Plan` itself.
+"""The JSON Schema of a plan, generated from `Plan`.
 
-`python docs/plan_schema.py` publishes it anew, as docs/plan.schema.json.
+`python docs/plan_schema.py` writes it to docs/plan.schema.json.
 """
 
 from dataclasses import fields
@@ -10,41 +10,42 @@ from fedbudget.losses import LOSSES
 from fedbudget.planning import PLANNERS, Plan
 from fedbudget.privacy import ACCOUNTANTS
 
-_ABOUT: dict[str, str] = {
+_DESCRIPTIONS: dict[str, str] = {
     "tau": "local steps between two uploads",
     "rounds": "uploads per device",
-    "steps": "local steps in all: tau times rounds",
+    "steps": "local steps in total: tau times rounds",
     "learning_rate": "size of a local step",
-    "momentum": "of the server's averaged update",
-    "sampling": "how a batch is drawn",
+    "momentum": "momentum of the server's averaged update",
+    "sampling": "how a batch is sampled",
     "num_samples": "training rows of each device",
     "batch_size": "rows averaged in each gradient, per device",
-    "noise_std": "of the noise on every coordinate of a mean gradient, per device",
-    "weights": "of each device in the average; they sum to 1",
-    "epsilon": "spent by the whole run, per device; null: nothing is promised",
-    "delta": "of (epsilon, delta), per device",
+    "noise_std": "std of the noise on every coordinate of a mean gradient, per device",
+    "weights": "weight of each device in the average; they sum to 1",
+    "epsilon": "spent by the whole run, per device; null: no privacy guarantee",
+    "delta": "delta of (epsilon, delta)-differential privacy, per device",
     "prior_mu": "spent before the run, as Gaussian DP; epsilon includes it",
-    "prior_releases": "measurements on private rows that prior_mu adds up, by name",
+    "prior_releases": "names of the measurements that prior_mu includes",
     "cost": "spent by the whole run, per device, in the unit of the prices",
-    "loss": "what is minimised",
+    "loss": "the loss that is minimised",
     "num_classes": "scores per row; 1 for logistic, hinge and huber",
     "l2": "weight of the L2 term, per parameter squared",
     "dim": "columns of a row",
     "lipschitz": "largest norm of one sample's gradient",
-    "planner": "who made the plan",
-    "accountant": "by which epsilon was computed; none: not private",
-    "predicted_loss": "above the best model's, by the planner's own model",
-    "epsilon_price": "predicted loss saved per unit of more epsilon",
-    "cost_price": "predicted loss saved per unit of more cost",
-    "binding": "which budgets hold the loss up",
-    "reasons": "why this plan, in words",
-    "last_round": "the last in which each device takes part; null: none leaves early",
-    "advice": "says when federating is not predicted to pay; else empty",
-    "drift_control": "whether devices take their last deviation from the average back",
-    "device_rounds": "rounds in which each device takes part",
-    "privacy": "the promise, in words",
+    "planner": "the planner that made the plan",
+    "accountant": "the accountant that computed epsilon; none: not private",
+    "predicted_loss": "predicted excess loss over the best linear model",
+    "epsilon_price": "predicted decrease of the loss per additional unit of epsilon",
+    "cost_price": "predicted decrease of the loss per additional unit of cost",
+    "binding": "the budgets that limit the loss",
+    "reasons": "the reasons for this plan, in words",
+    "last_round": "last round of each device; null: all take part to the end",
+    "advice": "a hint if federating is not predicted to pay; else empty",
+    "drift_correction": "whether each device corrects its local steps by its last "
+    "deviation from the average",
+    "device_rounds": "number of rounds of each device",
+    "privacy": "the privacy statement, in words",
     "data": "the data set in one line; in the output of commands",
-    "constants": "what the planner took for granted; in the output of commands",
+    "constants": "the constants that the planner used; in the output of commands",
 }
 
 _WHOLE: dict[str, Any] = {"type": "integer", "minimum": 1}
@@ -89,8 +90,8 @@ def plan_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "fedbudget plan",
-        "description": "How often devices talk, how long they train, and what it will "
-        "cost them. Lists have one entry per device.",
+        "description": "Rounds, local steps and noise of a run, and what it costs "
+        "the devices. Lists have one entry per device.",
         "type": "object",
         "properties": properties,
         "required": required,
@@ -111,4 +112,4 @@ def _property(name: str, kind: str) -> dict[str, Any]:
 
 
 def _described(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": _ABOUT.get(name, "not described yet"), **schema}
+    return {"description": _DESCRIPTIONS.get(name, "no description"), **schema}

@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedbudget.paper.figures import Drawn
+from fedbudget.paper.figures import FigureFile
 from fedbudget.paper.results import Estimate
 from fedbudget.reporting import html as pages
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A title of a part."""
+    """The heading of a section."""
 
     text: str
     level: int = 2
@@ -24,7 +24,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Text; `code` stands between backticks."""
+    """Text, with `code` between backticks."""
 
     text: str
     kind: str = ""
@@ -39,7 +39,7 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Marked:
-    """A cell that stands out: `good`, `fair` or `bad`."""
+    """A highlighted cell: `good`, `fair` or `bad`."""
 
     text: str
     kind: str
@@ -50,31 +50,31 @@ Cell: TypeAlias = str | Marked
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header; columns in `numbers` stand right."""
+    """Rows under a header; the columns in `numbers` are right-aligned."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     numbers: Sequence[int] = ()
 
 
-Block: TypeAlias = Heading | Paragraph | Bullets | Table | Drawn
+Block: TypeAlias = Heading | Paragraph | Bullets | Table | FigureFile
 
 
 def to_html(title: str, blocks: Iterable[Block], figures: Path) -> str:
     """Return one self-contained page.
 
     Args:
-        title: Of the page.
-        blocks: What is on it.
-        figures: The folder that holds the drawings.
+        title: The title of the page.
+        blocks: The content, in order.
+        figures: The folder of the SVG files.
     """
-    chosen = list(blocks)
+    content = list(blocks)
     entries = [
         (_anchor(block.text), block.text)
-        for block in chosen
+        for block in content
         if isinstance(block, Heading) and block.level == 2
     ]
-    parts = [pages.contents(entries), *(_html(block, figures) for block in chosen)]
+    parts = [pages.contents(entries), *(_html(block, figures) for block in content)]
     return pages.page(title, parts)
 
 
@@ -108,7 +108,7 @@ def _anchor(text: str) -> str:
 
 
 def to_markdown(title: str, blocks: Iterable[Block], figures: str) -> str:
-    """Return the same as Markdown, with links to the drawings in a folder."""
+    """Return the same as Markdown, with links to the figures in a folder."""
     return "\n\n".join([f"# {title}", *(_markdown(b, figures) for b in blocks)]) + "\n"
 
 
@@ -121,7 +121,7 @@ def _markdown(block: Block, figures: str) -> str:
         case Bullets(items):
             return "\n".join(f"- {item}" for item in items)
         case Table(header, rows, numbers):
-            rule = ["--:" if at in numbers else "---" for at in range(len(header))]
+            rule = ["--:" if i in numbers else "---" for i in range(len(header))]
             lines = [header, rule, *([_plain(cell) for cell in row] for row in rows)]
             return "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"![{block.title}]({figures}/{block.name}.svg)\n\n{block.caption}"
@@ -131,8 +131,13 @@ def _plain(cell: Cell) -> str:
     return f"**{cell.text}**" if isinstance(cell, Marked) else cell
 
 
-def interval(found: Estimate) -> str:
+def interval(estimate: Estimate) -> str:
     """Return a mean and its interval."""
-    if np.isnan(found.low):
-        return f"{found.mean:.2f}"
-    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    if np.isnan(estimate.low):
+        return f"{estimate.mean:.2f}"
+    return f"{estimate.mean:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def listed(values: Iterable[float]) -> str:
+    """Return numbers, separated by commas."""
+    return ", ".join(f"{value:g}" for value in values)

@@ -1,6 +1,6 @@
-"""The paper's four cases and budgets, and how much of the evaluation to run.
+"""The paper's four cases, its budgets, and the scale of the evaluation.
 
-Points of a grid are plans without planning; plans can be moved to another split.
+Grid points become plans without a planner; plans can be moved to another split.
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,15 +19,15 @@ from fedbudget.problem import Problem
 PRICES = Prices(communication=100, computation=1)
 DELTA = 1e-4
 
-# What DP-SGD and DP-PASGD stand for in the paper's first figure.
+# DP-SGD and DP-PASGD of the paper's first figure.
 SGD_TAU, PASGD_TAU, FIRST_EPSILON, FIRST_COST = 1, 10, 10.0, 1000.0
 DP_SGD, DP_PASGD = f"DP-SGD (tau = {SGD_TAU})", f"DP-PASGD (tau = {PASGD_TAU})"
-LONGEST_TAU = 20  # of the paper's search
+LONGEST_TAU = 20  # the largest tau of the paper's search
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A data set, how its rows are dealt out, and the loss."""
+    """A data set, its partition over the devices, and the loss."""
 
     name: str
     data: str
@@ -35,16 +35,16 @@ class Case:
     loss: str
 
     def load(self, *, repeat: int, vehicle: str | None = None) -> Dataset:
-        """Return the rows; every repeat splits them 80/10/10 in its own way."""
+        """Return the rows; every repeat has another 80/10/10 split."""
         path = vehicle if self.data == "vehicle" else None
         return load(self.data, split=self.split, seed=repeat, path=path)
 
     def synthetic(self, vehicle: str | None = None) -> bool:
-        """Say whether the rows are a stand-in for real ones."""
+        """Return whether the rows are a stand-in for real ones."""
         return self.data == "vehicle" and vehicle is None
 
     def label(self, vehicle: str | None = None) -> str:
-        """Return the name, marked where the rows are not real."""
+        """Return the name, marked if the rows are synthetic."""
         marked = f"{self.name} (SYNTHETIC stand-in)"
         return marked if self.synthetic(vehicle) else self.name
 
@@ -58,40 +58,40 @@ CASES = (
 
 
 def case_named(name: str) -> Case:
-    """Return the case of that name, however it is capitalised."""
-    known = {case.name.lower(): case for case in CASES}
-    return known[one_of("case", name.strip().lower(), tuple(known))]
+    """Return the case of that name, in upper or lower case."""
+    cases = {case.name.lower(): case for case in CASES}
+    return cases[one_of("case", name.strip().lower(), tuple(cases))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much to run: budgets, grids and repeats."""
+    """Budgets, grids and repeats of an evaluation."""
 
     name: str
     epsilons: tuple[float, ...] = (1, 2, 4, 10)  # privacy budgets of the grid
     costs: tuple[float, ...] = (500, 1000)  # cost budgets of the grid
-    short_costs: tuple[float, ...] = (200,)  # that pay for one round: regret only
+    short_costs: tuple[float, ...] = (200,)  # pay for one round: not in the claims
     line_costs: tuple[float, ...] = tuple(range(200, 1001, 100))
     line_epsilons: tuple[float, ...] = tuple(range(1, 11))
     panel_costs: tuple[float, ...] = (200, 500, 800, 1000)
-    repeats: int = 10  # of what is planned: a split and a noise of its own each
+    repeats: int = 10  # of every plan, each with its own split and noise
     baseline_repeats: int = 5
     curve_repeats: int = 5  # of each tau's best grid point
-    rate_repeats: int = 3  # of the paper's plans with every learning rate
-    screens: int = 1  # of every grid point; the best of the full grid are run again
-    # Grid points of a budget, and of each tau in it, that are run again before one is
-    # picked: the best of one noisy run each is mostly the luckiest.
+    rate_repeats: int = 3  # of the paper's plans at every learning rate
+    screens: int = 1  # runs of every grid point; the best ones are run again
+    # Best grid points of a budget, and of each of its taus, that are run again before
+    # one is selected: after one noisy run each, the best point is mostly a lucky one.
     finalists: int = 40
     final_repeats: int = 4
     tau_finalists: int = 3
     tau_repeats: int = 3
-    taus: tuple[int, ...] = tuple(range(1, LONGEST_TAU + 1))  # every K of them
+    taus: tuple[int, ...] = tuple(range(1, LONGEST_TAU + 1))  # with every K
     far_taus: tuple[int, ...] = (25, 50, 150, 400, 900)
     rates: tuple[float, ...] = (0.5, 1, 2, 4, 8, 16, 32, 64)
     full_taus: tuple[int, ...] = (1, 2, 3, 5, 10, 20, 50, 150, 400, 900)
     momenta: tuple[float, ...] = (0.0, 0.5, 0.8)
     powers: tuple[float, ...] = (0.0, 0.5, 1.0)  # weights as a power of a device's rows
-    controls: tuple[bool, ...] = (False, True)  # drift control, on unlike devices
+    controls: tuple[bool, ...] = (False, True)  # drift correction, if heterogeneous
     cases: tuple[Case, ...] = field(default=CASES)
 
     @property
@@ -139,7 +139,7 @@ QUICK = Scale(
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One point of a grid: all that a search varies."""
+    """One point of a grid: everything that a search varies."""
 
     epsilon: float
     tau: int
@@ -147,7 +147,7 @@ class Point:
     learning_rate: float
     momentum: float = 0.0
     power: float = 0.0  # weights as a power of a device's rows; 0 is uniform
-    drift_control: bool = False
+    drift_correction: bool = False
 
     @property
     def steps(self) -> int:
@@ -156,26 +156,26 @@ class Point:
 
     @property
     def cost(self) -> float:
-        """What the point costs every device (full batches, one price for all)."""
+        """The cost of the point for every device (full batches, equal prices)."""
         return _run_cost(self.tau, self.rounds)
 
 
 @cache
 def _run_cost(tau: int, rounds: int) -> float:
-    """Return the paper's cost of a run (its c1 and c2 are the same on all devices)."""
+    """Return the paper's cost of a run (c1 and c2 are the same on all devices)."""
     return float(np.max(PRICES.run_cost(rounds=rounds, tau=tau, batch_size=1)))
 
 
-def most_rounds(tau: int, cost: float) -> int:
-    """Return how many rounds of tau steps the cost pays for."""
+def max_rounds(tau: int, cost: float) -> int:
+    """Return the number of rounds of tau steps that the cost pays for."""
     return int(cost // _run_cost(tau, 1))
 
 
 class Maker:
     """Make plans for one problem and one accountant, noise calibrated once per epsilon.
 
-    The noise of K steps is sqrt(K) times that of one, so that every plan of an epsilon
-    spends exactly what the one-step plan does.
+    The noise of K steps is sqrt(K) times that of one step, so every plan of an epsilon
+    spends the same as the one-step plan.
     """
 
     def __init__(self, problem: Problem, accountant: str) -> None:
@@ -191,7 +191,7 @@ class Maker:
             rounds=point.rounds,
             learning_rate=point.learning_rate,
             momentum=point.momentum,
-            drift_control=point.drift_control,
+            drift_correction=point.drift_correction,
             noise_std=template.noise_std * np.sqrt(point.steps),
             weights=power_weights(template.num_samples, point.power),
             cost=np.full(template.num_devices, point.cost),
@@ -250,16 +250,16 @@ class Maker:
 
 
 def power_weights(sizes: NDArray[np.int64], power: float) -> Array:
-    """Return weights that grow as a power of a device's rows."""
+    """Return weights proportional to a power of the devices' rows."""
     weights = sizes.astype(np.float64) ** power
     return np.asarray(weights / weights.sum())
 
 
-def moved(plan: Plan, data: Dataset) -> Plan:
+def move_to_split(plan: Plan, data: Dataset) -> Plan:
     """Return the plan for another split of the same rows, equally private.
 
-    Even shares may be a row longer or shorter on a device: the noise follows 1/X_m, so
-    that the noise multiplier, and with it epsilon, stays what it was.
+    In another split a device may have one row more or fewer. The noise is scaled by
+    1/X_m, so the noise multiplier and epsilon do not change.
     """
     sizes = data.num_samples
     if np.array_equal(plan.num_samples, sizes):
@@ -273,7 +273,7 @@ def moved(plan: Plan, data: Dataset) -> Plan:
 
 
 def first_rounds(plan: Plan, rounds: int) -> Plan:
-    """Return the beginning of a plan, with the noise of the whole."""
+    """Return the first rounds of a plan, with the noise of the whole plan."""
     last = plan.last_round
     return replace(
         plan,

@@ -1,6 +1,6 @@
-"""What the paper claims, and what the rows say to it: yes, in part, or no.
+"""The paper's claims and whether the rows support them: yes, in part, or no.
 
-`Findings` are worked out once, for figures, tables and summary.
+`Findings` are computed once, for figures, tables and summary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,58 +32,60 @@ from fedbudget.paper.results import (
     regrets,
 )
 
-HOLDS, IN_PART, NOT = "holds", "holds in part", "does not hold"
+HOLDS, IN_PART, DOES_NOT_HOLD = "holds", "holds in part", "does not hold"
 UNDECIDED = "is undecided"
-UNLIKE = "Adult-1"  # of which the paper says that it behaves unlike the rest
+EXCEPTION = "Adult-1"  # the case that behaves differently, according to the paper
 
 # The paper says "always", "all" and "almost always": one setting in ten may differ.
-MOST, SOME = 0.9, 1 / 3
+HOLDS_SHARE, PART_SHARE = 0.9, 1 / 3
 
-# Taus are close if at most so far apart, or within a factor.
-APART, FACTOR = 2, 1.5
+# Taus are close if they differ by at most this much, or by at most this factor.
+MAX_TAU_DISTANCE, MAX_TAU_FACTOR = 2, 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One claim under one reading of it."""
+    """One claim in one reading."""
 
     number: str
     claim: str
     reading: str
-    holds: int  # settings in which it holds beyond doubt
-    against: int  # settings in which the reverse holds beyond doubt
+    holds: int  # settings whose interval supports the claim
+    against: int  # settings whose interval supports the reverse
     total: int
     effect: Estimate
     unit: str
-    effect_decides: bool = True  # an effect above zero speaks for the claim
-    tested: bool = True  # a setting counts only beyond doubt; else by its sign alone
+    effect_decides: bool = True  # a positive effect supports the claim
+    tested: bool = True  # settings count by their interval; else by their sign alone
 
     @property
     def verdict(self) -> str:
         """Yes, in part, or no, by the share of settings and by the effect over all."""
-        if self.holds >= MOST * self.total:
+        if self.holds >= HOLDS_SHARE * self.total:
             return HOLDS
         sign = self.effect.sign if self.effect_decides else 0
         if not self.tested and self.holds > 0:
-            # Signs by chance would count, too: the effect decides.
-            return {1: IN_PART, 0: UNDECIDED, -1: NOT}[sign]
-        some = self.holds >= SOME * self.total or sign > 0
-        return IN_PART if some and sign >= 0 and self.holds > self.against else NOT
+            # Signs are partly chance, so the effect over all settings decides.
+            return {1: IN_PART, 0: UNDECIDED, -1: DOES_NOT_HOLD}[sign]
+        supported = self.holds >= PART_SHARE * self.total or sign > 0
+        if supported and sign >= 0 and self.holds > self.against:
+            return IN_PART
+        return DOES_NOT_HOLD
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Findings:
-    """An evaluation's rows, and what follows from them."""
+    """An evaluation's rows, and the results computed from them."""
 
     scale: Scale
     tables: Tables
     runs: Runs
-    rates: dict[str, float]  # each case's one learning rate
+    rates: dict[str, float]  # the learning rate of each case
     claims: list[Claim]
     regrets: list[Regret]
 
 
-def findings(tables: Tables, scale: Scale) -> Findings:
+def judge(tables: Tables, scale: Scale) -> Findings:
     """Judge the claims and compare the planners."""
     runs, rates = Runs(tables.runs), fixed_rates(tables.searches)
     return Findings(
@@ -110,15 +112,15 @@ def all_claims(runs: Runs, rates: dict[str, float], scale: Scale) -> list[Claim]
 def _signed(
     number: str, claim: str, reading: str, differences: Sequence[Array]
 ) -> Claim:
-    """Judge by differences over repeats that the claim says are positive."""
-    found = [mean_interval(each) for each in differences]
+    """Judge a claim by differences over repeats; it states that they are positive."""
+    estimates = [mean_interval(each) for each in differences]
     return Claim(
         number=number,
         claim=claim,
         reading=reading,
-        holds=sum(each.sign > 0 for each in found),
-        against=sum(each.sign < 0 for each in found),
-        total=len(found),
+        holds=sum(each.sign > 0 for each in estimates),
+        against=sum(each.sign < 0 for each in estimates),
+        total=len(estimates),
         effect=_over_all(differences),
         unit="points of accuracy",
     )
@@ -127,8 +129,8 @@ def _signed(
 def _over_all(differences: Sequence[Array]) -> Estimate:
     """Return the mean over all settings in points, its interval over the repeats."""
     count = min(map(len, differences))
-    found = mean_interval(np.mean([each[:count] for each in differences], axis=0))
-    return Estimate(mean=100 * found.mean, low=100 * found.low, high=100 * found.high)
+    points = [100 * each[:count] for each in differences]
+    return mean_interval(np.mean(points, axis=0))
 
 
 def _first(runs: Runs, rates: dict[str, float], scale: Scale) -> Iterator[Claim]:
@@ -137,13 +139,13 @@ def _first(runs: Runs, rates: dict[str, float], scale: Scale) -> Iterator[Claim]
     yield _signed(
         "1a",
         claim,
-        "as in the paper: the case's one learning rate for both",
+        "as in the paper: both at the learning rate of the case",
         [pasgd_gain(runs, name, rates[name], rates[name]) for name in names],
     )
     yield _signed(
         "1b",
         claim,
-        "fair: each at its own best learning rate, picked on validation rows",
+        "fair: each at its own best learning rate, selected on validation rows",
         [
             pasgd_gain(
                 runs,
@@ -154,12 +156,12 @@ def _first(runs: Runs, rates: dict[str, float], scale: Scale) -> Iterator[Claim]
             for name in names
         ],
     )
-    few, middle, many = (
+    low, middle, high = (
         scale.rates[0],
         scale.rates[len(scale.rates) // 2],
         max(rates.values()),
     )
-    for letter, rate in zip("cde", sorted({few, middle, many}), strict=False):
+    for letter, rate in zip("cde", sorted({low, middle, high}), strict=False):
         yield _signed(
             f"1{letter}",
             claim,
@@ -169,20 +171,20 @@ def _first(runs: Runs, rates: dict[str, float], scale: Scale) -> Iterator[Claim]
 
 
 def pasgd_gain(runs: Runs, case: str, fast: float, slow: float) -> Array:
-    """Return the accuracy of DP-PASGD less that of DP-SGD, per repeat.
+    """Return the accuracy of DP-PASGD minus that of DP-SGD, per repeat.
 
     Args:
         runs: Scored runs.
-        case: Where.
+        case: Name of the case.
         fast: Learning rate of DP-PASGD.
         slow: Learning rate of DP-SGD.
     """
-    found = []
+    accuracies = []
     for tau, rate in ((PASGD_TAU, fast), (SGD_TAU, slow)):
         at = case, f"tau={tau}", FIRST_EPSILON, FIRST_COST
         last = max(runs.distinct("rounds", *at))
-        found.append(runs.values(*at, rounds=last, learning_rate=rate))
-    return paired(*found)
+        accuracies.append(runs.values(*at, rounds=last, learning_rate=rate))
+    return paired(*accuracies)
 
 
 def _second(runs: Runs, scale: Scale) -> Iterator[Claim]:
@@ -192,15 +194,15 @@ def _second(runs: Runs, scale: Scale) -> Iterator[Claim]:
         ("b", TUNED, "curve-own", "fair: the grid has its own best rate for every tau"),
         ("c", JOINT, "curve-full", "the joint planner; grid over everything"),
     ):
-        near, lost = [], []
+        near, losses = [], []
         for case in scale.cases:
             for epsilon, cost in scale.budgets:
                 at = case.name, curve, epsilon, cost
                 best = runs.best("tau", *at)
-                mine = runs.distinct("tau", case.name, planner, epsilon, cost)[0]
-                near.append(close_taus(mine, best))
+                planned = runs.distinct("tau", case.name, planner, epsilon, cost)[0]
+                near.append(close_taus(planned, best))
                 values = runs.values(case.name, planner, epsilon, cost)
-                lost.append(paired(runs.values(*at, tau=best), values))
+                losses.append(paired(runs.values(*at, tau=best), values))
         yield Claim(
             number=f"2{letter}",
             claim=claim,
@@ -208,16 +210,16 @@ def _second(runs: Runs, scale: Scale) -> Iterator[Claim]:
             holds=sum(near),
             against=len(near) - sum(near),
             total=len(near),
-            effect=_over_all(lost),
+            effect=_over_all(losses),
             unit="points of accuracy lost to the grid's tau",
             effect_decides=False,
         )
 
 
-def close_taus(mine: int, best: int) -> bool:
-    """Say whether two taus are about the same."""
-    low, high = sorted((mine, best))
-    return high - low <= APART or high <= FACTOR * low
+def close_taus(first: int, second: int) -> bool:
+    """Return whether two taus are about the same."""
+    low, high = sorted((first, second))
+    return high - low <= MAX_TAU_DISTANCE or high <= MAX_TAU_FACTOR * low
 
 
 def _third(runs: Runs, scale: Scale) -> Iterator[Claim]:
@@ -307,10 +309,10 @@ def _fourth(runs: Runs, scale: Scale) -> Iterator[Claim]:
 
 
 def _fifth(runs: Runs, scale: Scale) -> Iterator[Claim]:
-    """Compare how much each budget matters on Adult-1 and on the other cases."""
+    """Compare the effect of each budget on Adult-1 and on the other cases."""
     names = [case.name for case in scale.cases]
-    others = [name for name in names if name != UNLIKE]
-    if UNLIKE not in names or not others:
+    others = [name for name in names if name != EXCEPTION]
+    if EXCEPTION not in names or not others:
         return
     low, high = min(scale.line_costs), max(scale.line_costs)
     few, many = min(scale.line_epsilons), max(scale.line_epsilons)
@@ -337,13 +339,13 @@ def _fifth(runs: Runs, scale: Scale) -> Iterator[Claim]:
 
         yield _signed(
             f"5{letter}",
-            f"epsilon ({few:g} to {many:g}) matters less on {UNLIKE} than elsewhere",
+            f"epsilon ({few:g} to {many:g}) matters less on {EXCEPTION} than elsewhere",
             reading,
-            [by_epsilon(name) - by_epsilon(UNLIKE) for name in others],
+            [by_epsilon(name) - by_epsilon(EXCEPTION) for name in others],
         )
         yield _signed(
             f"5{letter}'",
-            f"C ({low:g} to {high:g}) matters more on {UNLIKE} than elsewhere",
+            f"C ({low:g} to {high:g}) matters more on {EXCEPTION} than elsewhere",
             reading,
-            [by_cost(UNLIKE) - by_cost(name) for name in others],
+            [by_cost(EXCEPTION) - by_cost(name) for name in others],
         )

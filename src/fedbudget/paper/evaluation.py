@@ -1,4 +1,4 @@
-"""The whole evaluation, case by case; every part is kept, so that it can go on."""
+"""The whole evaluation, case by case; finished parts are cached on disk."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from fedbudget.paper.cases import (
     Point,
     Scale,
     first_rounds,
-    most_rounds,
+    max_rounds,
 )
 from fedbudget.paper.lab import SCORING, STEP_SECONDS, Entry, Lab, Row, Store
 from fedbudget.paper.planners import PRINTED, printed_noise
@@ -32,10 +32,10 @@ class Tables:
     """All numbers of an evaluation, as plain rows."""
 
     runs: list[Row] = field(default_factory=list)  # scored runs, one row per repeat
-    searches: list[Row] = field(default_factory=list)  # what a grid search took
-    plans: list[Row] = field(default_factory=list)  # what planners chose, and took
+    searches: list[Row] = field(default_factory=list)  # points and time of a search
+    plans: list[Row] = field(default_factory=list)  # the planners' plans, and time
     baselines: list[Row] = field(default_factory=list)
-    found_seconds: float = 0.0  # that parts took which were there already
+    cached_seconds: float = 0.0  # run time of the parts that were on disk
 
 
 def evaluate(
@@ -43,30 +43,31 @@ def evaluate(
     store: Store,
     *,
     vehicle: str | None = None,
-    on_work: Callable[[float, str], None] = lambda seconds, what: None,
+    on_work: Callable[[float, str], None] = lambda seconds, task: None,
 ) -> Tables:
     """Run all cases and return their numbers.
 
     Args:
         scale: How much to run.
-        store: Where parts are kept; those that are there are not run again.
+        store: The finished parts; they are not run again.
         vehicle: The real ``vehicle.mat``, if there is one.
-        on_work: Told how much of `expected_work` is done, and what it was.
+        on_work: Called with the share of `expected_work` that was done, in seconds, and
+            its name.
     """
     tables = Tables()
     for case in scale.cases:
         lab = Lab(case=case, store=store, vehicle=vehicle, on_work=on_work)
         _evaluate_case(lab, scale, tables)
-        tables.found_seconds += lab.found_seconds
+        tables.cached_seconds += lab.cached_seconds
     return tables
 
 
 def _evaluate_case(lab: Lab, scale: Scale, tables: Tables) -> None:
-    found = grid.paper_search(lab, scale)
+    paper = grid.paper_search(lab, scale)
     rate = planners.fixed_rate(lab, scale)
     full = grid.full_search(lab, scale)
     first = scale.screens
-    picked, again = grid.finals(
+    selected, final_seconds = grid.finals(
         lab,
         "full-grid-finals",
         grid.by_budget(full, scale),
@@ -82,8 +83,8 @@ def _evaluate_case(lab: Lab, scale: Scale, tables: Tables) -> None:
             "learning_rate": rate,
         }
         for name, each, seconds in (
-            ("paper", found, found.seconds),
-            ("full", full, full.seconds + again),
+            ("paper", paper, paper.seconds),
+            ("full", full, full.seconds + final_seconds),
         )
     ]
     entries = list(_planned(lab, scale, rate, tables))
@@ -93,25 +94,25 @@ def _evaluate_case(lab: Lab, scale: Scale, tables: Tables) -> None:
     entries += [
         Entry(
             plan=Maker(lab.problem, "gdp").plan(point),
-            says=_says("grid-full", epsilon, cost),
+            labels=_labels("grid-full", epsilon, cost),
         )
-        for (epsilon, cost), point in picked.items()
+        for (epsilon, cost), point in selected.items()
     ]
     repeats = range(scale.repeats)
     tables.runs += lab.run("planned", entries, repeats=repeats, noise=SCORING)
-    curves = list(_curves(lab, scale, found, full, rate))
+    curves = list(_curves(lab, scale, paper, full, rate))
     tables.runs += lab.run(
         "curves", curves, repeats=range(scale.curve_repeats), noise=SCORING
     )
     tables.baselines += baseline_rows(lab, scale)
 
 
-def _says(scheme: str, epsilon: float, cost: float) -> Row:
+def _labels(scheme: str, epsilon: float, cost: float) -> Row:
     return {"scheme": scheme, "epsilon": float(epsilon), "cost": float(cost)}
 
 
 def _planned(lab: Lab, scale: Scale, rate: float, tables: Tables) -> Iterator[Entry]:
-    """Ask every planner: two of them for all budgets of the figures."""
+    """Plan with every planner; two of them for all budgets of the figures."""
     budgets = {
         name: scale.line_budgets
         if name in (planners.JOINT, planners.TUNED)
@@ -120,11 +121,10 @@ def _planned(lab: Lab, scale: Scale, rate: float, tables: Tables) -> Iterator[En
     }
     for name, pairs in budgets.items():
         for epsilon, cost in pairs:
-            asked = planners.ask(name, lab.problem, epsilon, cost, rate=rate)
-            says = _says(name, epsilon, cost)
-            entry = Entry(plan=asked.plan, says=says)
+            timed = planners.make_plan(name, lab.problem, epsilon, cost, rate=rate)
+            entry = Entry(plan=timed.plan, labels=_labels(name, epsilon, cost))
             tables.plans.append(
-                entry.row() | {"case": lab.case.name, "seconds": asked.seconds}
+                entry.row() | {"case": lab.case.name, "seconds": timed.seconds}
             )
             yield entry
         lab.on_work(0, f"{lab.case.name}: planning")
@@ -136,7 +136,7 @@ def _first_figure(
     """DP-SGD and DP-PASGD at every learning rate, and the joint plan; every round."""
     maker = Maker(lab.problem, "zcdp")
     for tau in (SGD_TAU, PASGD_TAU):
-        rounds = most_rounds(tau, FIRST_COST)
+        rounds = max_rounds(tau, FIRST_COST)
         for eta in sorted({*scale.rates, rate}):
             point = Point(
                 epsilon=FIRST_EPSILON, tau=tau, rounds=rounds, learning_rate=eta
@@ -145,89 +145,87 @@ def _first_figure(
                 maker.plan(point), f"tau={tau}", FIRST_EPSILON, FIRST_COST
             )
     for entry in planned:
-        says = entry.says
-        if says["scheme"] == planners.JOINT and (says["epsilon"], says["cost"]) == (
-            FIRST_EPSILON,
-            FIRST_COST,
-        ):
+        if entry.labels == _labels(planners.JOINT, FIRST_EPSILON, FIRST_COST):
             yield from _rounds(entry.plan, "joint-rounds", FIRST_EPSILON, FIRST_COST)
 
 
 def _rounds(plan: Plan, scheme: str, epsilon: float, cost: float) -> Iterator[Entry]:
     for rounds in range(1, plan.rounds + 1):
-        yield Entry(plan=first_rounds(plan, rounds), says=_says(scheme, epsilon, cost))
+        labels = _labels(scheme, epsilon, cost)
+        yield Entry(plan=first_rounds(plan, rounds), labels=labels)
 
 
 def _without_noise(lab: Lab, rate: float) -> Iterator[Entry]:
-    """PASGD and distributed SGD: the same runs, nothing added."""
+    """PASGD and distributed SGD: the same runs without noise."""
     maker = Maker(lab.problem, "zcdp")
     for tau, scheme in ((SGD_TAU, "sgd-no-noise"), (PASGD_TAU, "pasgd-no-noise")):
         point = Point(
             epsilon=FIRST_EPSILON,
             tau=tau,
-            rounds=most_rounds(tau, FIRST_COST),
+            rounds=max_rounds(tau, FIRST_COST),
             learning_rate=rate,
         )
         bare = maker.plan(point).without_privacy()
-        yield Entry(plan=bare, says=_says(scheme, np.inf, FIRST_COST))
+        yield Entry(plan=bare, labels=_labels(scheme, np.inf, FIRST_COST))
 
 
 def _printed(planned: Sequence[Entry]) -> list[Entry]:
-    """Run the paper's plans with the noise that it prints, and its real epsilon."""
-    found = []
+    """Return the paper's plans with the noise that it prints and the real epsilon."""
+    entries = []
     for entry in planned:
-        if entry.says["scheme"] == planners.TUNED and entry.says["cost"] == FIRST_COST:
-            noisy = printed_noise(entry.plan, epsilon=entry.says["epsilon"])
-            says = dict(entry.says) | {"scheme": PRINTED}
-            found.append(Entry(plan=noisy, says=says))
-    return found
+        labels = entry.labels
+        if labels["scheme"] == planners.TUNED and labels["cost"] == FIRST_COST:
+            plan = printed_noise(entry.plan, epsilon=labels["epsilon"])
+            entries.append(Entry(plan=plan, labels={**labels, "scheme": PRINTED}))
+    return entries
 
 
 def _curves(
-    lab: Lab, scale: Scale, found: grid.Search, full: grid.Search, rate: float
+    lab: Lab, scale: Scale, paper: grid.Search, full: grid.Search, rate: float
 ) -> Iterator[Entry]:
-    """The best point of every tau: at the fixed rate, at its own, and of everything."""
+    """Yield every tau's best point: at the fixed rate, at any, of the full grid."""
     kinds = (
-        ("curve-fixed", "zcdp", found, rate),
-        ("curve-own", "zcdp", found, None),
+        ("curve-fixed", "zcdp", paper, rate),
+        ("curve-own", "zcdp", paper, None),
         ("curve-full", "gdp", full, None),
     )
     first = scale.screens
-    for scheme, accountant, searched, only in kinds:
+    for scheme, accountant, search, fixed in kinds:
         maker = Maker(lab.problem, accountant)
-        picked, _ = grid.finals(
+        selected, _ = grid.finals(
             lab,
             f"{scheme}-finals",
-            grid.by_tau(searched, scale, rate=only),
+            grid.by_tau(search, scale, rate=fixed),
             accountant=accountant,
             repeats=range(first, first + scale.tau_repeats),
         )
-        for (epsilon, cost, _), point in picked.items():
-            yield Entry(plan=maker.plan(point), says=_says(scheme, epsilon, cost))
+        for (epsilon, cost, _), point in selected.items():
+            labels = _labels(scheme, epsilon, cost)
+            yield Entry(plan=maker.plan(point), labels=labels)
 
 
 def baseline_rows(lab: Lab, scale: Scale) -> list[Row]:
-    """Return what the baselines reach, from disk where it is there."""
+    """Return the accuracies of the baselines, from disk if possible."""
     repeats = range(min(scale.baseline_repeats, scale.repeats))
 
     def make() -> list[Row]:
         rows = []
         for repeat in repeats:
             started = time.perf_counter()
-            found = list(baselines_of(lab, lab.data(repeat), scale, repeat))
-            taken = (time.perf_counter() - started) / len(found)
-            rows += [row | {"seconds": taken} for row in found]
+            fitted = list(baselines_of(lab, lab.data(repeat), scale, repeat))
+            seconds = (time.perf_counter() - started) / len(fitted)
+            rows += [row | {"seconds": seconds} for row in fitted]
             lab.on_work(0, f"{lab.case.name}: baselines")
         return rows
 
-    rows, _ = lab.kept("baselines", [repr(repeats), repr(scale.epsilons)], make)
+    rows, _ = lab.cached("baselines", [repr(repeats), repr(scale.epsilons)], make)
     return rows
 
 
 def baselines_of(lab: Lab, data: Dataset, scale: Scale, repeat: int) -> Iterator[Row]:
     """Fit all baselines on one split."""
     loss = lab.case.loss
-    found = [
+    results = [
         (0.0, baselines.constant(data, loss=loss)),
         (0.0, baselines.local_only(data, loss=loss)),
         (np.inf, baselines.one_shot(data, loss=loss)),
@@ -240,8 +238,8 @@ def baselines_of(lab: Lab, data: Dataset, scale: Scale, repeat: int) -> Iterator
         (central,) = baselines.centralised_private(
             data, epsilon=epsilon, delta=DELTA, loss=loss, seeds=[repeat]
         )
-        found += [(epsilon, one), (epsilon, central)]
-    for epsilon, each in found:
+        results += [(epsilon, one), (epsilon, central)]
+    for epsilon, each in results:
         yield {
             "case": lab.case.name,
             "baseline": each.name,
@@ -252,14 +250,14 @@ def baselines_of(lab: Lab, data: Dataset, scale: Scale, repeat: int) -> Iterator
 
 
 def expected_work(scale: Scale) -> float:
-    """Estimate the whole work in seconds of one core, for the time that is left."""
+    """Estimate the whole work in seconds of one core, to show the remaining time."""
     return sum(_expected(case, scale) for case in scale.cases)
 
 
 def _expected(case: Case, scale: Scale) -> float:
-    alike = case.split == "iid"
+    iid = case.split == "iid"
     steps = scale.screens * sum(p.steps for p in grid.paper_grid(scale))
-    full = grid.full_grid(scale, alike=alike)
+    full = grid.full_grid(scale, iid=iid)
     steps += scale.screens * sum(p.steps for p in full)
     budgets = len(scale.budgets)
     steps += budgets * scale.finalists * 150 * scale.final_repeats

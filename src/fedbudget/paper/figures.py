@@ -1,7 +1,7 @@
 """The figures of the paper, drawn from an evaluation's rows.
 
-Figures 1, 3, 4 and 5 show cases side by side, the paper above and our plans below.
-Figure 2 shows loss and accuracy for every tau, and the planner's tau as one marker.
+Figures 1, 3, 4 and 5 show the cases side by side: the paper above, our plans below.
+Figure 2 shows loss and accuracy for every tau; a marker shows the planner's tau.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +28,13 @@ from fedbudget.paper.cases import (
 from fedbudget.paper.claims import Findings
 from fedbudget.paper.lab import Row
 from fedbudget.paper.planners import JOINT, TUNED
-from fedbudget.paper.results import LEVEL, Runs, mean_interval, own_rate
+from fedbudget.paper.results import (
+    LEVEL,
+    Runs,
+    baseline_accuracies,
+    mean_interval,
+    own_rate,
+)
 from fedbudget.reporting.style import (
     GREY,
     LINES,
@@ -44,9 +50,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AS_PAPER, AS_PLANNED = "as in the paper", "as fedbudget plans it"
-_WIDTH = 2.75  # inches of a panel
-_ASIDE = 0.1  # between lines, as a share of the distance between two ticks
-_REACH = 0.6  # how far off a reference is drawn, as a share of the curves' height
+_WIDTH = 2.75  # of a panel, in inches
+_OFFSET = 0.1  # between lines, as a share of the distance between two ticks
+_REACH = 0.6  # largest distance of a drawn reference, as a share of the y range
 
 MEASURES = (("test_accuracy", "test accuracy"), ("train_loss", "training loss"))
 KINDS = {
@@ -56,65 +62,67 @@ KINDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class FigureFile:
     """A figure on disk."""
 
-    name: str  # of its files, without the ending
+    name: str  # of its files, without the suffix
     title: str
     caption: str
 
 
-def draw_all(found: Findings, folder: Path, *, vehicle: str | None) -> list[Drawn]:
+def draw_all(
+    findings: Findings, folder: Path, *, vehicle: str | None
+) -> list[FigureFile]:
     """Draw every figure as SVG, PDF and PNG, and return them with their captions."""
     folder.mkdir(parents=True, exist_ok=True)
     finished = []
     with with_style():
-        for drawn, draw in _figures(found, vehicle):
-            save(draw(), folder / drawn.name)
-            finished.append(drawn)
+        for file, draw in _figures(findings, vehicle):
+            save(draw(), folder / file.name)
+            finished.append(file)
     return finished
 
 
-def described(found: Findings, *, vehicle: str | None) -> list[Drawn]:
+def figure_files(findings: Findings, *, vehicle: str | None) -> list[FigureFile]:
     """Return the figures that `draw_all` draws, without drawing them."""
-    return [drawn for drawn, _ in _figures(found, vehicle)]
+    return [file for file, _ in _figures(findings, vehicle)]
 
 
 def _figures(
-    found: Findings, vehicle: str | None
-) -> Iterator[tuple[Drawn, Callable[[], "Figure"]]]:
-    scale, runs, rates = found.scale, found.runs, found.rates
+    findings: Findings, vehicle: str | None
+) -> Iterator[tuple[FigureFile, Callable[[], "Figure"]]]:
+    scale, runs, rates = findings.scale, findings.runs, findings.rates
     cases = scale.cases
-    told = ", ".join(f"{rate:g} on {case}" for case, rate in rates.items())
+    case_rates = ", ".join(f"{rate:g} on {case}" for case, rate in rates.items())
     ends = _ending(scale, vehicle)
     yield (
-        Drawn(
+        FigureFile(
             name="figure1",
             title="Accuracy against resource cost",
             caption="Figure 1 (fig:efficiency). Accuracy against resource cost, round "
             f"by round, at eps = {FIRST_EPSILON:g}, C = {FIRST_COST:g}. Top: as in the "
-            f"paper, both at the case's one learning rate ({told}). Bottom: each at "
-            "its own best learning rate, picked on validation rows, and the joint "
-            f"plan, which picked nothing on private rows. {ends}",
+            f"paper, both at the learning rate of the case ({case_rates}). Bottom: "
+            "each at its own best learning rate, selected on validation rows, and the "
+            f"joint plan, which reads no private row. {ends}",
         ),
         lambda: _efficiency(cases, runs, rates, vehicle),
     )
     for kind, (_, planner, name) in KINDS.items():
         grid = (
-            "best K for every tau at the case's one learning rate, 1/M weights, zCDP"
+            "best K for every tau at the learning rate of the case, 1/M weights, zCDP"
             if kind == "paper"
-            else "best K, learning rate, momentum, weights and drift control for "
+            else "best K, learning rate, momentum, weights and drift correction for "
             "every tau, exact accounting"
         )
         yield (
-            Drawn(
+            FigureFile(
                 name=f"figure2-{kind}",
                 title=f"Every tau, {name}",
-                caption=f"Figure 2 (fig:baseline_proposed), {name}: {grid}, picked on "
-                f"validation rows. Stars: what the planner `{planner}` chose. Dotted: "
-                f"tau = {LONGEST_TAU}, where the paper's search ends. Points are "
-                "picked for their accuracy, and some have a large loss: what is far "
-                f"off is cut. {ends}",
+                caption=f"Figure 2 (fig:baseline_proposed), {name}: {grid}, selected "
+                f"on validation rows. Stars: the plan of `{planner}`. Dotted: tau = "
+                f"{LONGEST_TAU}, where the paper's search ends. Points are selected "
+                "by accuracy, and some have a large loss: the largest are cut off. "
+                f"{ends}",
             ),
             partial(_search_figure, kind, cases, runs, scale, vehicle),
         )
@@ -122,20 +130,21 @@ def _figures(
         by_cost = over == "cost"
         label = "resource" if by_cost else "privacy"
         yield (
-            Drawn(
+            FigureFile(
                 name=f"figure{number}",
                 title=f"Accuracy against the {label} budget",
                 caption=f"Figure {number} (fig:tradeoff_{label}_acc). Accuracy against "
                 f"the {label} budget, a line for each {other} budget. Top: the paper's "
-                "planner at the case's one learning rate. Bottom: the joint planner. "
-                "Grey: what needs no federation, as lines, or in words where it is far "
-                f"off. Points are drawn a little apart. {ends}",
+                "planner at the learning rate of the case. Bottom: the joint planner. "
+                "Grey: baselines without federation, as lines, or as text where they "
+                "are outside the axes. Points are shifted sideways so that bars do not "
+                f"overlap. {ends}",
             ),
             partial(
                 _trade_off,
                 cases,
                 runs,
-                found.tables.baselines,
+                findings.tables.baselines,
                 over=over,
                 ticks=scale.line_costs if by_cost else scale.line_epsilons,
                 lines=scale.epsilons if by_cost else scale.panel_costs,
@@ -143,15 +152,15 @@ def _figures(
             ),
         )
     yield (
-        Drawn(
+        FigureFile(
             name="figure5",
-            title="The chosen tau",
-            caption="Figure 5 (fig:c_e_tau). The tau that the planner chooses, over "
-            "both budgets. Top: the paper's planner at the case's one learning rate. "
-            f"Bottom: joint.{_synthetic(scale, vehicle)}",
+            title="The planned tau",
+            caption="Figure 5 (fig:c_e_tau). The tau of the plan over both "
+            "budgets. Top: the paper's planner at the learning rate of the case. "
+            f"Bottom: the joint planner.{_synthetic(scale, vehicle)}",
         ),
         partial(
-            _chosen_tau,
+            _planned_tau,
             cases,
             runs,
             costs=scale.line_costs,
@@ -167,7 +176,7 @@ def _ending(scale: Scale, vehicle: str | None) -> str:
 
 
 def _synthetic(scale: Scale, vehicle: str | None) -> str:
-    """Return a sentence on rows that are not real, where there are any."""
+    """Return a sentence on synthetic rows, if there are any."""
     if any(case.synthetic(vehicle) for case in scale.cases):
         return " The Vehicle cases are a SYNTHETIC stand-in, not the real data."
     return ""
@@ -176,7 +185,7 @@ def _synthetic(scale: Scale, vehicle: str | None) -> str:
 def _efficiency(
     cases: Sequence[Case], runs: Runs, rates: dict[str, float], vehicle: str | None
 ) -> "Figure":
-    """Accuracy against cost, round by round (the paper's fig:efficiency)."""
+    """Draw accuracy against cost, round by round (the paper's fig:efficiency)."""
     figure, axes = _two_rows(cases, vehicle)
     at = FIRST_EPSILON, FIRST_COST
     for column, case in enumerate(cases):
@@ -218,9 +227,9 @@ def _rounds(
     label: str,
 ) -> None:
     only: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
-    found = runs.rows(*at, **only)
-    rounds = sorted({row["rounds"] for row in found})
-    costs = {row["rounds"]: row["spent_cost"] for row in found}
+    rows = runs.rows(*at, **only)
+    rounds = sorted({row["rounds"] for row in rows})
+    costs = {row["rounds"]: row["spent_cost"] for row in rows}
     values = [runs.values(*at, rounds=count, **only) for count in rounds]
     _curve(axes, [costs[count] for count in rounds], values, line, label)
 
@@ -232,10 +241,10 @@ def _search_figure(
 
     Args:
         kind: `paper` or `fedbudget`; both have the same axes.
-        cases: A row each.
+        cases: One row of panels each.
         runs: Scored runs.
-        scale: Which budgets.
-        vehicle: The real data, if there are any.
+        scale: The budgets.
+        vehicle: The real data, if given.
     """
     scheme, planner, name = KINDS[kind]
     columns = [(measure, cost) for measure in MEASURES for cost in scale.costs]
@@ -246,15 +255,15 @@ def _search_figure(
             for line, epsilon in zip(LINES, scale.epsilons, strict=False):
                 at = case.name, scheme, epsilon, cost
                 taus = runs.distinct("tau", *at)
-                found = [runs.values(*at, measure=measure, tau=tau) for tau in taus]
-                _band(panel, taus, found, line, f"grid, eps = {epsilon:g}")
-                # Of the splits that the curves are of.
-                chosen = [
+                values = [runs.values(*at, measure=measure, tau=tau) for tau in taus]
+                _band(panel, taus, values, line, f"grid, eps = {epsilon:g}")
+                # Of the same splits as the curves.
+                planned = [
                     row
                     for row in runs.rows(case.name, planner, epsilon, cost)
                     if row["repeat"] < scale.curve_repeats
                 ]
-                _marker(panel, chosen, measure, line, f"{planner}, eps = {epsilon:g}")
+                _marker(panel, planned, measure, line, f"{planner}, eps = {epsilon:g}")
             panel.set_xscale("log")
             panel.set_ylim(*_limits(runs, case, measure, scale))
             panel.axvline(LONGEST_TAU + 0.5, color=GREY, linewidth=0.7, linestyle=":")
@@ -271,13 +280,13 @@ def _search_figure(
 
 
 def _marker(
-    panel: "Axes", chosen: Sequence[Row], measure: str, line: Line, label: str
+    panel: "Axes", planned: Sequence[Row], measure: str, line: Line, label: str
 ) -> None:
-    """Draw what a planner chose as one star."""
-    if chosen:
+    """Draw a planner's plan as one star."""
+    if planned:
         panel.plot(
-            [chosen[0]["tau"]],
-            [float(np.mean([row[measure] for row in chosen]))],
+            [planned[0]["tau"]],
+            [float(np.mean([row[measure] for row in planned]))],
             marker="*",
             markersize=11,
             linestyle="none",
@@ -290,11 +299,11 @@ def _marker(
 
 
 def _limits(runs: Runs, case: Case, measure: str, scale: Scale) -> tuple[float, float]:
-    """Return limits for both kinds; losses far above the rest are cut off."""
+    """Return y limits for both kinds; the largest losses are cut off."""
     means = np.array([float(np.mean(v)) for v in _all(runs, case, measure, scale)])
     low, high = float(means.min()), float(means.max())
     if measure.endswith("loss"):
-        # Above the loss of not training at all, nothing is worth a look.
+        # A loss above that of the untrained model is of no interest.
         untrained = loss_named(case.loss).loss_at_zero
         high = min(float(np.quantile(means, 0.9)), 1.05 * untrained)
     margin = 0.06 * (high - low) + 1e-3
@@ -320,25 +329,25 @@ def _trade_off(
     lines: Sequence[float],
     vehicle: str | None,
 ) -> "Figure":
-    """Accuracy against one budget, a line for each value of the other.
+    """Draw accuracy against one budget, a line for each value of the other.
 
     The paper's fig:tradeoff_resource_acc with over="cost", and its
     fig:tradeoff_privacy_acc with over="epsilon".
     """
     figure, axes = _two_rows(cases, vehicle)
     other = "eps" if over == "cost" else "C"
-    aside = _ASIDE * float(np.diff(sorted(ticks)).min())
+    offset = _OFFSET * float(np.diff(sorted(ticks)).min())
     for column, case in enumerate(cases):
         for row, scheme in enumerate((TUNED, JOINT)):
             for number, fixed in enumerate(lines):
                 pairs = [(fixed, t) if over == "cost" else (t, fixed) for t in ticks]
-                found = [runs.values(case.name, scheme, *pair) for pair in pairs]
-                there = [i for i, values in enumerate(found) if len(values)]
+                values = [runs.values(case.name, scheme, *pair) for pair in pairs]
+                run = [i for i, each in enumerate(values) if len(each)]
+                shift = offset * (number - (len(lines) - 1) / 2)
                 _curve(
                     axes[row][column],
-                    # A little apart, for their bars to be seen.
-                    [ticks[i] + aside * (number - (len(lines) - 1) / 2) for i in there],
-                    [found[i] for i in there],
+                    [ticks[i] + shift for i in run],  # so that bars do not overlap
+                    [values[i] for i in run],
                     LINES[number],
                     f"{other} = {fixed:g}",
                 )
@@ -351,31 +360,27 @@ def _trade_off(
 
 
 def _references(column: Sequence["Axes"], case: Case, baselines: Sequence[Row]) -> None:
-    """Draw what needs no federation, as thin grey lines; what is far off, in words."""
+    """Draw baselines as thin grey lines, or as text where they are outside the axes."""
     low, high = column[0].get_ylim()
-    far = []
+    outside = []
     for name, dash in (
         ("centralised", (0, (8, 2))),
         ("local only", (0, (3, 2))),
         ("constant", (0, (1, 2))),
     ):
-        found = [
-            row["test_accuracy"]
-            for row in baselines
-            if row["case"] == case.name and row["baseline"] == name
-        ]
-        if not found:
+        accuracies = baseline_accuracies(baselines, case.name, name)
+        if not accuracies:
             continue
-        mean, reach = float(np.mean(found)), _REACH * (high - low)
+        mean, reach = float(np.mean(accuracies)), _REACH * (high - low)
         if not low - reach <= mean <= high + reach:  # it would squeeze the curves
-            far.append(f"{name} {mean:.3f}, {'above' if mean > high else 'below'}")
+            outside.append(f"{name} {mean:.3f}, {'above' if mean > high else 'below'}")
             continue
         for axes in column:
             label = {"centralised": "centralised, not private"}.get(name, name)
             axes.axhline(mean, color=GREY, linestyle=dash, linewidth=1.0, label=label)
-    for axes in column if far else ():
+    for axes in column if outside else ():
         axes.text(
-            *(0.98, 0.03, "\n".join(far)),
+            *(0.98, 0.03, "\n".join(outside)),
             transform=axes.transAxes,
             ha="right",
             va="bottom",
@@ -385,7 +390,7 @@ def _references(column: Sequence["Axes"], case: Case, baselines: Sequence[Row]) 
         )
 
 
-def _chosen_tau(
+def _planned_tau(
     cases: Sequence[Case],
     runs: Runs,
     *,
@@ -393,7 +398,7 @@ def _chosen_tau(
     epsilons: Sequence[float],
     vehicle: str | None,
 ) -> "Figure":
-    """The chosen tau over both budgets (the paper's fig:c_e_tau)."""
+    """Draw the planned tau over both budgets (the paper's fig:c_e_tau)."""
     from matplotlib.colors import LogNorm
 
     size = (_WIDTH * len(cases) + 1.0, 3.9)
@@ -442,17 +447,15 @@ def _taus(
     costs: Sequence[float],
     epsilons: Sequence[float],
 ) -> Array:
-    found = [
+    taus = [
         [runs.distinct("tau", case.name, scheme, epsilon, cost) for cost in costs]
         for epsilon in epsilons
     ]
-    return np.array(
-        [[t[0] if t else np.nan for t in row] for row in found], dtype=float
-    )
+    return np.array([[t[0] if t else np.nan for t in row] for row in taus], dtype=float)
 
 
 def _title(case: Case, vehicle: str | None) -> str:
-    """Return a panel's title; what is not real says so."""
+    """Return a panel's title, marked if the rows are synthetic."""
     return case.label(vehicle).replace(" (", "\n(")
 
 
@@ -473,11 +476,11 @@ def _curve(
     axes: "Axes", x: Sequence[float], runs: Sequence[Array], line: Line, label: str
 ) -> None:
     """Draw means over repeats with their 95% intervals."""
-    found = [mean_interval(values) for values in runs]
+    estimates = [mean_interval(values) for values in runs]
     axes.errorbar(
         x,
-        [each.mean for each in found],
-        yerr=[np.nan_to_num(each.half) for each in found],
+        [each.mean for each in estimates],
+        yerr=[np.nan_to_num(each.half) for each in estimates],
         label=label,
         elinewidth=0.8,
         **line.options(),
@@ -487,11 +490,11 @@ def _curve(
 def _band(
     axes: "Axes", x: Sequence[float], runs: Sequence[Array], line: Line, label: str
 ) -> None:
-    """Draw means with their 95% intervals as a band, where bars would be too many."""
-    found = [mean_interval(values) for values in runs]
-    means = [each.mean for each in found]
+    """Draw means with their 95% intervals as a band, for curves with many points."""
+    estimates = [mean_interval(values) for values in runs]
+    means = [each.mean for each in estimates]
     axes.plot(x, means, label=label, **line.options(markersize=3))
-    halves = np.nan_to_num([each.half for each in found])
+    halves = np.nan_to_num([each.half for each in estimates])
     axes.fill_between(
         x, means - halves, means + halves, color=line.color, alpha=0.13, linewidth=0
     )

@@ -1,9 +1,9 @@
 """Run plans on the splits of a case, and return measured runs as plain rows.
 
-Rows are kept on disk as Parquet, whole or not at all. A part's file name holds a hash
-of everything that its rows depend on: the version, the plans, the data and the repeats.
-A stopped evaluation finds what it has; a change of a planner finds nothing that is no
-longer true.
+Rows are cached on disk as Parquet, in atomically written files ("parts"). The name of a
+part contains a hash of everything that its rows depend on: the version, the plans, the
+data and the repeats. So a stopped evaluation continues with the parts that it has, and
+a changed plan never reads outdated rows.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import numpy as np
 from fedbudget.data import Dataset
 from fedbudget.errors import MissingExtraError, RecordError
 from fedbudget.files import whole_file
-from fedbudget.paper.cases import Case, moved
+from fedbudget.paper.cases import Case, move_to_split
 from fedbudget.planning import Plan
 from fedbudget.problem import Problem
 from fedbudget.simulation.sweeping import sweep
@@ -31,39 +31,39 @@ Row = dict[str, Any]
 
 MEASURED = ("validation_accuracy", "test_accuracy", "train_loss", "test_loss")
 
-# Noise seeds of what is picked from, and of what is scored: never the same.
+# First noise seeds of runs for selection and of scored runs: they never overlap.
 PICKING, SCORING = 10_000, 0
 
-# Seconds of one core for one step of one run: for the time that is left, no more.
+# Seconds of one core for one step of one run; only for the remaining time shown.
 STEP_SECONDS = {"adult": 45e-6, "vehicle": 290e-6}
 
-# Fields of a plan that say something about it, and change nothing in a run.
-_PROMISES = {"epsilon", "delta", "prior_mu", "cost", "lipschitz", "planner"}
-_PROMISES |= {"accountant", "predicted_loss", "epsilon_price", "cost_price"}
-_PROMISES |= {"binding", "reasons", "advice", "prior_releases"}
+# Fields that describe a plan and do not change its run.
+_DESCRIPTION = {"epsilon", "delta", "prior_mu", "cost", "lipschitz", "planner"}
+_DESCRIPTION |= {"accountant", "predicted_loss", "epsilon_price", "cost_price"}
+_DESCRIPTION |= {"binding", "reasons", "advice", "prior_releases"}
 
-_CHUNK_SECONDS = 6.0  # of work between two signs of life
-_KEPT_SECONDS = 60.0  # of work that are kept together; less is lost by stopping
+_CHUNK_SECONDS = 6.0  # of work between two reports of progress
+_PART_SECONDS = 60.0  # of work in one part; a stop loses at most this much
 
 
 class Store:
-    """A folder of parts that one version of the program made."""
+    """A folder of parts that one version of the program wrote."""
 
     def __init__(self, folder: Path, *, version: str) -> None:
         self.folder, self.version = folder, version
 
-    def kept(
+    def cached(
         self,
         name: str,
         depends: Iterable[bytes | str | float],
         make: Callable[[], Sequence[Mapping[str, Any]]],
     ) -> tuple[list[Row], bool]:
-        """Return the rows of a part, and whether they were on disk already.
+        """Return the rows of a part, and whether they were on disk.
 
         Args:
-            name: Of the part.
-            depends: All that the rows depend on, other than the version.
-            make: Makes them, where they are not there, or damaged.
+            name: The name of the part.
+            depends: Everything that the rows depend on, except the version.
+            make: Makes the rows if the part is missing or damaged.
         """
         path = self.folder / f"{name}-{_digest([self.version, *depends])}.parquet"
         try:
@@ -76,20 +76,20 @@ class Store:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
-    """A plan to run, and what the rows shall say of it."""
+    """A plan to run, and the labels of its rows."""
 
     plan: Plan
-    says: Mapping[str, Any]
+    labels: Mapping[str, Any]
 
     def row(self) -> Row:
-        """Return what is known before the run."""
+        """Return the columns that do not depend on the run."""
         plan = self.plan
-        return dict(self.says) | {
+        return dict(self.labels) | {
             "tau": plan.tau,
             "rounds": plan.rounds,
             "learning_rate": float(plan.learning_rate),
             "momentum": float(plan.momentum),
-            "drift_control": bool(plan.drift_control),
+            "drift_correction": bool(plan.drift_correction),
             "largest_weight": float(plan.weights.max()),
             "accountant": plan.accountant,
             "spent_epsilon": float(plan.epsilon.max()),
@@ -104,8 +104,8 @@ class Lab:
     case: Case
     store: Store
     vehicle: str | None = None
-    on_work: Callable[[float, str], None] = lambda seconds, what: None
-    found_seconds: float = 0.0  # that parts took which were there already
+    on_work: Callable[[float, str], None] = lambda seconds, task: None
+    cached_seconds: float = 0.0  # run time of the parts that were on disk
     _loaded: dict[int, Dataset] = field(default_factory=dict)
 
     def data(self, repeat: int) -> Dataset:
@@ -116,66 +116,66 @@ class Lab:
 
     @cached_property
     def problem(self) -> Problem:
-        """What planners may know of the case: its public shape."""
+        """The public description of the case: all that planners get."""
         return self.data(0).problem(loss=self.case.loss)
 
     def run(
         self, part: str, entries: Sequence[Entry], *, repeats: range, noise: int
     ) -> list[Row]:
-        """Return one row per entry and repeat, from disk where they are there.
+        """Return one row per entry and repeat, from disk if possible.
 
         Args:
-            part: Names the rows.
-            entries: What to run.
-            repeats: Numbers of splits; each has its own noise as well.
+            part: The name of the part.
+            entries: The plans to run, with labels.
+            repeats: Numbers of splits; each has its own noise, too.
             noise: `PICKING` or `SCORING`.
         """
-        plans, which = distinct([entry.plan for entry in entries])
+        plans, positions = distinct([entry.plan for entry in entries])
         by_plan: dict[tuple[int, int], Row] = {}
-        share = _KEPT_SECONDS / len(repeats)
-        for chosen in self._shares(plans, share):
-            runs = self._kept_runs(part, [plans[p] for p in chosen], repeats, noise)
-            by_plan |= {(chosen[run["plan"]], run["repeat"]): run for run in runs}
+        share = _PART_SECONDS / len(repeats)
+        for chunk in self._chunks(plans, share):
+            runs = self._cached_runs(part, [plans[p] for p in chunk], repeats, noise)
+            by_plan |= {(chunk[run["plan"]], run["repeat"]): run for run in runs}
         return [
             entry.row()
             | {"case": self.case.name, "part": part, "repeat": repeat}
             | {n: by_plan[number, repeat][n] for n in (*MEASURED, "seconds")}
-            for entry, number in zip(entries, which, strict=True)
+            for entry, number in zip(entries, positions, strict=True)
             for repeat in repeats
         ]
 
-    def _kept_runs(
+    def _cached_runs(
         self, part: str, plans: Sequence[Plan], repeats: range, noise: int
     ) -> list[Row]:
-        """Return the runs of plans, from disk where they are there."""
-        runs, there = self.kept(
+        """Return the runs of plans, from disk if possible."""
+        runs, on_disk = self.cached(
             part,
             [repr(repeats), noise, *map(_content, plans)],
             lambda: list(self._runs(part, plans, repeats, noise)),
         )
-        if there:
+        if on_disk:
             work = self.seconds(plans) * len(repeats)
-            self.on_work(work, f"{self.case.name}: {part} found")
+            self.on_work(work, f"{self.case.name}: {part} (from disk)")
         return runs
 
-    def kept(
+    def cached(
         self,
         part: str,
         depends: Sequence[bytes | str | float],
         make: Callable[[], list[Row]],
     ) -> tuple[list[Row], bool]:
-        """Return rows, from disk where they are there, and whether they were.
+        """Return rows, from disk if possible, and whether they were on disk.
 
         Args:
-            part: Names the rows.
-            depends: All that they depend on, other than the case and its data.
-            make: Makes them.
+            part: The name of the part.
+            depends: Everything that they depend on, except the case and its data.
+            make: Makes the rows.
         """
         name = f"{self.case.name.lower()}-{part}"
-        rows, there = self.store.kept(name, [*self._identity(), *depends], make)
-        if there:
-            self.found_seconds += sum(row["seconds"] for row in rows)
-        return rows, there
+        rows, on_disk = self.store.cached(name, [*self._identity(), *depends], make)
+        if on_disk:
+            self.cached_seconds += sum(row["seconds"] for row in rows)
+        return rows, on_disk
 
     def seconds(self, plans: Sequence[Plan]) -> float:
         """Estimate the work of running plans once, in seconds of one core."""
@@ -186,20 +186,22 @@ class Lab:
     ) -> Iterator[Row]:
         for repeat in repeats:
             data = self.data(repeat)
-            for chunk in self._shares(plans, _CHUNK_SECONDS):
-                fitted = [moved(plans[p], data) for p in chunk]
+            for chunk in self._chunks(plans, _CHUNK_SECONDS):
+                fitted = [move_to_split(plans[p], data) for p in chunk]
                 started = time.perf_counter()
-                found = sweep(data, fitted, seeds=[noise + repeat])
-                taken = (time.perf_counter() - started) / len(chunk)
-                for at, p in enumerate(chunk):
-                    values = {n: float(found.measured[n][at, 0]) for n in MEASURED}
-                    yield {"plan": p, "repeat": repeat, "seconds": taken} | values
+                sweep_result = sweep(data, fitted, seeds=[noise + repeat])
+                seconds = (time.perf_counter() - started) / len(chunk)
+                for i, p in enumerate(chunk):
+                    values = {
+                        n: float(sweep_result.measured[n][i, 0]) for n in MEASURED
+                    }
+                    yield {"plan": p, "repeat": repeat, "seconds": seconds} | values
                 self.on_work(self.seconds(fitted), f"{self.case.name}: {part}")
 
-    def _shares(self, plans: Sequence[Plan], most: float) -> Iterator[list[int]]:
-        """Deal plans out in shares of so much work, like taus together.
+    def _chunks(self, plans: Sequence[Plan], limit: float) -> Iterator[list[int]]:
+        """Yield chunks of about `limit` seconds of work, sorted by tau.
 
-        Plans of one tau run side by side.
+        Plans of the same tau run side by side.
         """
         order = sorted(range(len(plans)), key=lambda p: (plans[p].tau, plans[p].rounds))
         chunk: list[int] = []
@@ -207,14 +209,14 @@ class Lab:
         for p in order:
             chunk.append(p)
             work += self.seconds([plans[p]])
-            if work > most:
+            if work > limit:
                 yield chunk
                 chunk, work = [], 0.0
         if chunk:
             yield chunk
 
     def _identity(self) -> Iterator[str | float]:
-        """Yield what tells the case and its data from any other."""
+        """Yield what identifies the case and its data."""
         yield self.case.name
         if self.vehicle is not None and self.case.data == "vehicle":
             file = Path(self.vehicle).stat()
@@ -222,41 +224,45 @@ class Lab:
 
 
 def _content(plan: Plan) -> bytes:
-    """Return what a run of the plan depends on: all of it but words and promises."""
-    found = []
+    """Return what a run of the plan depends on: all fields but its description."""
+    pieces: list[bytes | str] = []
     for item in fields(plan):
-        if item.name not in _PROMISES:
+        if item.name not in _DESCRIPTION:
             value = getattr(plan, item.name)
             raw = value.tobytes() if isinstance(value, np.ndarray) else repr(value)
-            found += [item.name, raw]
-    return _digest(found).encode()
+            pieces += [item.name, raw]
+    return _digest(pieces).encode()
 
 
 def distinct(plans: Sequence[Plan]) -> tuple[list[Plan], list[int]]:
-    """Return every different plan once, and the place of each plan among them."""
-    places: dict[bytes, int] = {}
-    kept: list[Plan] = []
-    which: list[int] = []
+    """Return every distinct plan once, and the position of each plan among them."""
+    indices: dict[bytes, int] = {}
+    unique: list[Plan] = []
+    positions: list[int] = []
     for plan in plans:
         content = _content(plan)
-        if content not in places:
-            places[content] = len(kept)
-            kept.append(plan)
-        which.append(places[content])
-    return kept, which
+        if content not in indices:
+            indices[content] = len(unique)
+            unique.append(plan)
+        positions.append(indices[content])
+    return unique, positions
 
 
 def _digest(pieces: Iterable[bytes | str | float]) -> str:
-    """Return a short hash of the pieces, in their order."""
-    found = hashlib.sha256()
+    """Return a short hash of the pieces, in order."""
+    digest = hashlib.sha256()
     for piece in pieces:
         raw = piece if isinstance(piece, bytes) else repr(piece).encode()
-        found.update(len(raw).to_bytes(8, "little") + raw)
-    return found.hexdigest()[:16]
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.hexdigest()[:16]
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder; refuse where that cannot be."""
+    """Make the folder.
+
+    Raises:
+        RecordError: It cannot be made.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -278,7 +284,7 @@ def read_table(path: Path) -> list[Row]:
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as Parquet or CSV, by the path's ending; whole or not at all."""
+    """Write rows atomically as Parquet or CSV, by the path's suffix."""
     parquet, table = _parquet(), _table(rows)
     with whole_file(path, "wb") as file:
         if path.suffix == ".csv":

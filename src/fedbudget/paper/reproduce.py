@@ -1,10 +1,10 @@
-"""The evaluation in one call: run it, draw it, and write what it says.
+"""The evaluation in one call: run it, draw the figures, write the report.
 
 index.html   one page with everything
 figures/     each as SVG, PDF and PNG
 numbers/     all rows behind them, as Parquet and CSV
-about.json   what was run
-parts/       runs that are kept, so that a stopped evaluation goes on
+about.json   how the evaluation was run
+parts/       finished runs, so that a stopped evaluation can continue
 """
 
 import json
@@ -18,10 +18,10 @@ from typing import Any
 from fedbudget.errors import RecordError
 from fedbudget.paper.blocks import Block, to_html
 from fedbudget.paper.cases import FULL, QUICK, Scale, case_named
-from fedbudget.paper.claims import Claim, Findings, findings
+from fedbudget.paper.claims import Claim, Findings, judge
 from fedbudget.paper.document import TITLE, About, document
 from fedbudget.paper.evaluation import Tables, evaluate
-from fedbudget.paper.figures import described, draw_all
+from fedbudget.paper.figures import draw_all, figure_files
 from fedbudget.paper.lab import Store, make_folder, read_table, write_table
 from fedbudget.paper.results import Regret
 from fedbudget.reporting.html import write_page
@@ -31,7 +31,7 @@ NUMBERS = ("runs", "searches", "plans", "baselines")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """What an evaluation found, for a summary."""
+    """The results of an evaluation, for a summary."""
 
     claims: list[Claim]
     regrets: list[Regret]
@@ -40,7 +40,7 @@ class Outcome:
 
 
 def scale_named(name: str, *, cases: Sequence[str], repeats: int | None) -> Scale:
-    """Return `full` or `quick`, for some of the cases, with a number of repeats."""
+    """Return `full` or `quick`, with these cases and repeats."""
     scale = {"full": FULL, "quick": QUICK}[name]
     if cases:
         scale = replace(scale, cases=tuple(map(case_named, cases)))
@@ -58,17 +58,18 @@ def reproduce(
     version: str,
     command: str,
     vehicle: str | None = None,
-    on_work: Callable[[float, str], None] = lambda seconds, what: None,
+    on_work: Callable[[float, str], None] = lambda seconds, task: None,
 ) -> Outcome:
-    """Run the evaluation, or what is missing of it, and write the report.
+    """Run the missing parts of the evaluation, and write the report.
 
     Args:
         out: The folder to write to.
         scale: How much to run.
-        version: Of the program.
-        command: What the reader has to type for the same.
+        version: The version of the program.
+        command: The command that repeats the evaluation.
         vehicle: The real ``vehicle.mat``, if there is one.
-        on_work: Told how much of `expected_work` is done, and what it was.
+        on_work: Called with the share of `expected_work` that was done, in seconds, and
+            its name.
     """
     started = time.perf_counter()
     for folder in (out, out / "parts", out / "numbers"):
@@ -77,14 +78,14 @@ def reproduce(
     tables = evaluate(scale, store, vehicle=vehicle, on_work=on_work)
     about = About(
         version=version,
-        seconds=time.perf_counter() - started + tables.found_seconds,
+        seconds=time.perf_counter() - started + tables.cached_seconds,
         cores=os.cpu_count() or 1,
         command=command,
         vehicle=vehicle,
     )
     on_work(0, "drawing figures")
     try:
-        return _write(out, findings(tables, scale), about)
+        return _write(out, judge(tables, scale), about)
     except OSError as error:
         raise RecordError(
             f"cannot write to {out}: {error.strerror or error}: make room, or choose "
@@ -92,21 +93,22 @@ def reproduce(
         ) from error
 
 
-def _write(out: Path, found: Findings, about: About) -> Outcome:
+def _write(out: Path, findings: Findings, about: About) -> Outcome:
     """Write numbers, figures and page."""
     numbers = out / "numbers"
     for name in NUMBERS:
-        for ending in ("parquet", "csv"):
-            write_table(numbers / f"{name}.{ending}", getattr(found.tables, name))
-    told = asdict(about) | {"scale": asdict(found.scale)}
-    write_page(out / "about.json", json.dumps(told, indent=1) + "\n")
-    drawn = draw_all(found, out / "figures", vehicle=about.vehicle)
+        for suffix in ("parquet", "csv"):
+            write_table(numbers / f"{name}.{suffix}", getattr(findings.tables, name))
+    description = asdict(about) | {"scale": asdict(findings.scale)}
+    write_page(out / "about.json", json.dumps(description, indent=1) + "\n")
+    figures = draw_all(findings, out / "figures", vehicle=about.vehicle)
     page = out / "index.html"
-    write_page(page, to_html(TITLE, document(found, drawn, about), out / "figures"))
-    write_table(numbers / "claims.csv", [_flat(claim) for claim in found.claims])
+    blocks = document(findings, figures, about)
+    write_page(page, to_html(TITLE, blocks, out / "figures"))
+    write_table(numbers / "claims.csv", [_flat(claim) for claim in findings.claims])
     return Outcome(
-        claims=found.claims,
-        regrets=found.regrets,
+        claims=findings.claims,
+        regrets=findings.regrets,
         seconds=about.seconds,
         page=page,
     )
@@ -125,24 +127,26 @@ def read_report(out: Path) -> tuple[list[Block], Path]:
         RecordError: The folder holds no finished evaluation.
     """
     try:
-        told = json.loads((out / "about.json").read_text(encoding="utf-8"))
-        about = About(**{name: told[name] for name in About.__dataclass_fields__})
+        description = json.loads((out / "about.json").read_text(encoding="utf-8"))
+        about = About(
+            **{name: description[name] for name in About.__dataclass_fields__}
+        )
         numbers: dict[str, Any]
         numbers = {n: read_table(out / "numbers" / f"{n}.parquet") for n in NUMBERS}
-        scale = _scale(told["scale"])
+        scale = _scale(description["scale"])
     except (OSError, ValueError, KeyError) as error:
         raise RecordError(
             f"{out} holds no finished evaluation ({error}): run fedbudget paper --out "
             f"{out} first"
         ) from error
-    found = findings(Tables(**numbers), scale)
-    drawn = described(found, vehicle=about.vehicle)
-    return document(found, drawn, about), out / "figures"
+    findings = judge(Tables(**numbers), scale)
+    figures = figure_files(findings, vehicle=about.vehicle)
+    return document(findings, figures, about), out / "figures"
 
 
-def _scale(told: dict[str, Any]) -> Scale:
-    """Return a scale as it was written: JSON has lists for tuples."""
-    cases = tuple(case_named(case["name"]) for case in told.pop("cases"))
+def _scale(fields: dict[str, Any]) -> Scale:
+    """Return a scale from its JSON form, which has lists instead of tuples."""
+    cases = tuple(case_named(case["name"]) for case in fields.pop("cases"))
     values: dict[str, Any]
-    values = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
+    values = {n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()}
     return Scale(cases=cases, **values)

@@ -1,7 +1,7 @@
-"""What the rows of an evaluation say: means over repeats, intervals, and regret.
+"""Statistics of an evaluation's rows: means over repeats, intervals and regret.
 
-Regret is how far a planner falls short of a grid search that reads private validation
-rows.
+Regret is the accuracy that a planner loses to a grid search that reads private
+validation rows.
 """
 
 from collections import defaultdict
@@ -15,26 +15,26 @@ from numpy.typing import ArrayLike
 from fedbudget.checks import Array
 from fedbudget.paper.cases import FIRST_COST, FIRST_EPSILON, Scale
 from fedbudget.paper.lab import Row
-from fedbudget.paper.planners import PLANNERS, READS
+from fedbudget.paper.planners import PLANNERS, PRINTED, READS_PRIVATE_ROWS
 
 LEVEL = 0.95
 _KEYS = ("case", "scheme", "epsilon", "cost")
 
 
 class Runs:
-    """Scored runs, found by case, scheme and budgets; one value per repeat."""
+    """Scored runs by case, scheme and budgets; one value per repeat."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self._found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+        self._rows: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
         for row in rows:
-            self._found[tuple(row[name] for name in _KEYS)].append(row)
+            self._rows[tuple(row[name] for name in _KEYS)].append(row)
 
     def rows(
         self, case: str, scheme: str, epsilon: float, cost: float, **only: Any
     ) -> list[Row]:
-        """Return the rows of a setting, those with these values only."""
-        found = self._found.get((case, scheme, float(epsilon), float(cost)), [])
-        return [row for row in found if all(row[name] == only[name] for name in only)]
+        """Return the rows of a setting that have these values."""
+        rows = self._rows.get((case, scheme, float(epsilon), float(cost)), [])
+        return [row for row in rows if all(row[name] == only[name] for name in only)]
 
     def values(
         self,
@@ -46,10 +46,10 @@ class Runs:
         measure: str = "test_accuracy",
         **only: Any,
     ) -> Array:
-        """Return one value per repeat, in their order; empty where nothing was run."""
-        found = self.rows(case, scheme, epsilon, cost, **only)
+        """Return one value per repeat, in order; empty if nothing was run."""
+        rows = self.rows(case, scheme, epsilon, cost, **only)
         return np.array(
-            [row[measure] for row in sorted(found, key=lambda row: int(row["repeat"]))]
+            [row[measure] for row in sorted(rows, key=lambda row: int(row["repeat"]))]
         )
 
     def distinct(
@@ -69,7 +69,7 @@ class Runs:
         among: Sequence[Any] | None = None,
         **only: Any,
     ) -> Any:
-        """Return the value of a column that did best on validation rows, or None."""
+        """Return the value of a column that is best on validation rows, or None."""
         options = self.distinct(name, case, scheme, epsilon, cost)
         merits = [
             (float(np.mean(values)), option)
@@ -88,8 +88,26 @@ class Runs:
             ]
             if len(values)
         ]
-        # On ties the smaller one: fewer local steps, or a smaller rate.
+        # On ties the smaller value: fewer local steps, or a smaller rate.
         return max(merits, key=lambda pair: (pair[0], -pair[1]))[1] if merits else None
+
+
+def baseline_accuracies(baselines: Iterable[Row], case: str, name: str) -> list[float]:
+    """Return the test accuracies of a baseline without a privacy budget."""
+    return [
+        row["test_accuracy"]
+        for row in baselines
+        if (row["case"], row["baseline"]) == (case, name)
+    ]
+
+
+def printed_epsilon(runs: Runs, scale: Scale, epsilon: float) -> float:
+    """Return the largest epsilon that the printed noise spends for this budget."""
+    return max(
+        float(row["spent_epsilon"])
+        for case in scale.cases
+        for row in runs.rows(case.name, PRINTED, epsilon, FIRST_COST)
+    )
 
 
 def paired(first: Array, second: Array) -> Array:
@@ -99,7 +117,7 @@ def paired(first: Array, second: Array) -> Array:
 
 
 def fixed_rates(searches: Iterable[Row]) -> dict[str, float]:
-    """Return each case's one learning rate."""
+    """Return the learning rate of each case, as in the paper: one per case."""
     return {row["case"]: row["learning_rate"] for row in searches}
 
 
@@ -112,7 +130,7 @@ def own_rate(runs: Runs, case: str, tau: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A number with its interval, which is nan where there is one value only."""
+    """A mean and its interval, which is nan if there is only one value."""
 
     mean: float
     low: float
@@ -125,15 +143,15 @@ class Estimate:
 
     @property
     def sign(self) -> int:
-        """+1 or -1 where the interval leaves no doubt, else 0."""
+        """+1 or -1 if the interval excludes zero, else 0."""
         return int(self.low > 0) - int(self.high < 0)
 
 
 def mean_interval(values: ArrayLike) -> Estimate:
     """Return the mean and its 95% interval by Student's t.
 
-    >>> found = mean_interval([1.0, 2.0, 3.0])
-    >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3)
+    >>> estimate = mean_interval([1.0, 2.0, 3.0])
+    >>> round(estimate.mean, 3), round(estimate.low, 3), round(estimate.high, 3)
     (2.0, -0.484, 4.484)
     """
     from scipy import stats
@@ -150,16 +168,16 @@ def mean_interval(values: ArrayLike) -> Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Regret:
-    """Accuracy of the grid's pick less that of a planner's choice, in points."""
+    """Accuracy of the grid's selected point minus that of a planner's, in points."""
 
     planner: str
     mean: Estimate  # over all cases and budgets
     worst: float
-    where: str  # the worst was
+    where: str  # case and budget of the worst regret
     by_case: dict[str, float]
     worst_by_case: dict[str, float]
-    seconds: float  # to plan once, on average
-    reads: bool  # private rows
+    seconds: float  # mean time of one plan
+    reads: bool  # whether the planner's choice depends on private rows
 
 
 def regrets(runs: Runs, plans: Sequence[Row], scale: Scale) -> list[Regret]:
@@ -168,26 +186,26 @@ def regrets(runs: Runs, plans: Sequence[Row], scale: Scale) -> list[Regret]:
 
 
 def _regret(runs: Runs, plans: Sequence[Row], scale: Scale, planner: str) -> Regret:
-    lost: dict[tuple[str, float, float], Array] = {}
+    regret: dict[tuple[str, float, float], Array] = {}
     for case in scale.cases:
         for epsilon, cost in scale.budgets:
             best = runs.values(case.name, "grid-full", epsilon, cost)
-            mine = runs.values(case.name, planner, epsilon, cost)
-            lost[case.name, epsilon, cost] = 100 * paired(best, mine)
-    worst = max(lost, key=lambda key: float(lost[key].mean()))
+            planned = runs.values(case.name, planner, epsilon, cost)
+            regret[case.name, epsilon, cost] = 100 * paired(best, planned)
+    worst = max(regret, key=lambda key: float(regret[key].mean()))
     means = {
-        case.name: [v.mean() for key, v in lost.items() if key[0] == case.name]
+        case.name: [v.mean() for key, v in regret.items() if key[0] == case.name]
         for case in scale.cases
     }
-    together = np.mean(list(lost.values()), axis=0)
-    taken = [row["seconds"] for row in plans if row["scheme"] == planner]
+    overall = np.mean(list(regret.values()), axis=0)
+    seconds = [row["seconds"] for row in plans if row["scheme"] == planner]
     return Regret(
         planner=planner,
-        mean=mean_interval(together),
-        worst=float(lost[worst].mean()),
+        mean=mean_interval(overall),
+        worst=float(regret[worst].mean()),
         where=f"{worst[0]}, eps = {worst[1]:g}, C = {worst[2]:g}",
         by_case={name: float(np.mean(each)) for name, each in means.items()},
         worst_by_case={name: float(np.max(each)) for name, each in means.items()},
-        seconds=float(np.mean(taken)),
-        reads=READS[planner],
+        seconds=float(np.mean(seconds)),
+        reads=READS_PRIVATE_ROWS[planner],
     )

@@ -1,15 +1,15 @@
-"""From a problem, budgets and prices to a plan, before any data is touched.
+"""Turn a problem, budgets and prices into a plan, before any data is read.
 
-planner.py    plan(): checks the question, asks a planner, completes the answer
+planner.py    plan(): checks the arguments, runs a planner, completes its choice
 joint.py      the default planner, on top of
   spectral.py   the predicted loss of many candidates
-  weights.py    how much each device counts, and when devices leave
+  weights.py    the weight of each device, and when devices stop early
   advice.py     when not to federate
-bounds.py     the paper's planner, and one on the sound form of its bound
-settings.py   what planners are asked and what they answer; which tau and rounds every
-              device can pay for; noise and cost added
+bounds.py     the paper's planner, and one that uses the sound form of its bound
+settings.py   the input and the output of a planner; the affordable pairs of tau and
+              rounds; the noise and the cost of a choice
 plans.py      the plan itself
-frontier.py   what more budget would buy, and a coarse map over many budgets
+frontier.py   the predicted loss over many budgets: exact plans, and a coarse map
 """
 
 from fedbudget.planning.frontier import Frontier, frontier

@@ -1,12 +1,13 @@
-"""When not to federate: a comparison with doing nothing together, before any data.
+"""When not to federate: compare federated training with two simple baselines.
 
-The spectral model answers for all three, in the loss on a device's own rows:
+The spectral model predicts the excess loss on a device's own rows for all three:
 
-    federated   the plan's predicted loss, plus what a common model costs unlike devices
-    alone       a fit of N_m rows: what they cannot tell yet, less with every row
-    constant    everything there is to learn but the first, steepest direction
+    federated    the plan's predicted loss, plus the loss of sharing one model between
+                 heterogeneous (unlike) devices
+    local only   a fit to the device's own N_m rows: its estimation error
+    constant     all that can be learnt, except along the steepest direction
 
-It is a model's answer like the predicted loss itself: good for a warning, no proof.
+Like the predicted loss, this is a model's estimate: enough for a warning, not a proof.
 """
 
 from collections.abc import Mapping
@@ -19,72 +20,71 @@ from fedbudget.checks import Array
 from fedbudget.planning.spectral import Spectrum
 from fedbudget.problem import Problem
 
-# The model is not better than this: what is closer counts as equal.
+# The accuracy of the model: a smaller relative difference counts as equal.
 _EQUAL = 0.1
-# A difference in a measured accuracy that is not worth a word, and the same for a loss,
-# as a share of it.
+# Negligible differences: of a measured accuracy, and of a loss as a share of it.
 _POINTS, _SHARE = 0.005, 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Predicted losses above the best that each device could have on its own rows."""
+    """Predicted excess losses over the best model of each device's own data."""
 
     federated: float
-    alone: float
+    local_only: float
     constant: float
 
     @property
     def text(self) -> str:
-        """One line if federating is not predicted to pay; empty if it is."""
+        """One line if federating is not predicted to pay, otherwise empty."""
         if self.federated >= self.constant * (1 - _EQUAL):
             return (
                 "federating may not pay: a constant guess is predicted to be as good "
-                f"(loss {self.constant:.3g} above the best, against "
+                f"(excess loss {self.constant:.3g}, federated "
                 f"{self.federated:.3g}); raise epsilon or cost"
             )
-        if self.federated >= self.alone * (1 - _EQUAL):
+        if self.federated >= self.local_only * (1 - _EQUAL):
             return (
-                "federating may not pay: devices that train alone and send nothing are "
-                f"predicted to be as good on their own rows (loss {self.alone:.3g} "
-                f"above the best, against {self.federated:.3g}); compare with "
-                "personal models (personal=True, --personal)"
+                "federating may not pay: local-only training is predicted to be as "
+                f"good on each device's own rows (excess loss {self.local_only:.3g}, "
+                f"federated {self.federated:.3g}); compare with personal models "
+                "(personal=True, --personal)"
             )
         return ""
 
 
 def advise(problem: Problem, predicted_loss: float) -> Forecast:
-    """Predict what federating, staying alone and guessing would come to."""
+    """Predict the loss of federated training, local-only training and a constant."""
     spectrum = Spectrum.of(problem)
     learnable = float(np.sum(spectrum.count * spectrum.gap))
-    # A common model is off each device's own optimum by its dissimilarity's share.
-    apart = problem["dissimilarity"] ** 2 * learnable
+    # The excess loss of a common model on a device's own rows.
+    mismatch = problem["dissimilarity"] ** 2 * learnable
     return Forecast(
-        federated=predicted_loss + apart,
-        alone=float(np.mean(loss_alone(spectrum, problem.num_samples))),
+        federated=predicted_loss + mismatch,
+        local_only=float(np.mean(local_only_loss(spectrum, problem.num_samples))),
         constant=learnable - float(spectrum.gap[0]),
     )
 
 
-def loss_alone(spectrum: Spectrum, num_samples: NDArray[np.int64]) -> Array:
-    """Predict the loss of a fit of N rows above that of one with endless rows.
+def local_only_loss(spectrum: Spectrum, num_samples: NDArray[np.int64]) -> Array:
+    """Predict the excess loss of a fit to N rows over a fit to infinitely many rows.
 
-    A fit with an L2 term of weight s keeps s / (h + s) of the gap along a mode of
-    curvature h, and adds h^2 / (2 N (h + s)^2) for the rows it has not seen: for a
-    likelihood, a gradient varies by as much as the loss curves. The best s is taken.
+    Along a mode of curvature h, a fit with an L2 term of weight s has two errors. The
+    bias is (s / (h + s))^2 of the gap. The variance is h^2 / (2 N (h + s)^2): for a
+    likelihood, the variance of the gradient equals the curvature. s is the best one.
     """
     h, n, gap = spectrum.curvature, spectrum.count, spectrum.gap
-    sizes, places = np.unique(num_samples, return_inverse=True)
+    sizes, inverse = np.unique(num_samples, return_inverse=True)
     strengths = np.geomspace(1e-7, 10, 60)[:, None]
-    kept = (strengths / (h + strengths)) ** 2
+    shrinkage = (strengths / (h + strengths)) ** 2
     spread = 0.5 * (h / (h + strengths)) ** 2
-    bias, variance = kept @ (n * gap), spread @ n  # shape (strengths,)
+    bias, variance = shrinkage @ (n * gap), spread @ n  # shape (strengths,)
     best = np.min(bias[:, None] + variance[:, None] / sizes, axis=0)
-    return np.asarray(best[places])
+    return np.asarray(best[inverse])
 
 
 def better(metric: str, one: float, other: float) -> bool:
-    """Say whether a measured number is better by enough to be worth a word.
+    """Return whether a measurement is better by more than a negligible difference.
 
     >>> better("test_accuracy", 0.83, 0.82), better("test_accuracy", 0.823, 0.82)
     (True, False)
@@ -95,31 +95,33 @@ def better(metric: str, one: float, other: float) -> bool:
 
 
 def advice_of(measured: Mapping[str, float]) -> str | None:
-    """Say whether federating paid, by what a run measured with `personal=True`.
+    """Return a line if federating did not pay, as measured with `personal=True`.
 
-    Empty if it did, None if that was not measured. Measurements are not private.
+    Empty if it paid, None if it was not measured. Measurements are not private.
     """
-    what = "test_accuracy" if "alone_test_accuracy" in measured else "test_loss"
-    if f"alone_{what}" not in measured:
+    metric = "test_accuracy" if "alone_test_accuracy" in measured else "test_loss"
+    if f"alone_{metric}" not in measured:
         return None
     names = ("", "personal_", "alone_", "constant_")
-    reached, personal, alone, constant = (measured[f"{n}{what}"] for n in names)
+    federated, personal, local_only, constant = (
+        measured[f"{n}{metric}"] for n in names
+    )
 
-    word, shown = what.replace("_", " "), f"{reached:.4f}"
-    if not better(what, reached, constant):
+    label, shown = metric.replace("_", " "), f"{federated:.4f}"
+    if not better(metric, federated, constant):
         return (
-            f"federating did not pay: {word} {shown}, no better than a constant "
+            f"federating did not pay: {label} {shown}, no better than a constant "
             f"guess, {constant:.4f}"
         )
-    if better(what, reached, alone):
+    if better(metric, federated, local_only):
         return ""
-    if better(what, personal, alone):
+    if better(metric, personal, local_only):
         return (
-            f"federating pays only with personal models: {word} {personal:.4f} "
-            f"after adapting, against {alone:.4f} of devices alone and {shown} of "
+            f"federating pays only with personal models: {label} {personal:.4f} "
+            f"after adapting, against {local_only:.4f} local only and {shown} of "
             "the global model"
         )
     return (
-        f"federating did not pay: {word} {shown} ({personal:.4f} after adapting), no "
-        f"better than devices alone, {alone:.4f}"
+        f"federating did not pay: {label} {shown} ({personal:.4f} after adapting), no "
+        f"better than local-only training, {local_only:.4f}"
     )

@@ -1,9 +1,9 @@
-"""What more budget would buy: the predicted loss over epsilon and cost.
+"""The predicted loss over epsilon and cost.
 
-`predicted_losses` predicts the loss over many budgets at once, for a map and not for a
-plan. How a schedule responds depends on neither budget: it is followed once for each
-cost, and serves all epsilons. Rates and momenta are a coarse grid that no search
-refines, so that the map is a little above what the joint planner finds.
+`frontier` plans for every pair of budgets. `predicted_losses` predicts the loss over
+many budgets at once, for a map. The response to a schedule depends on neither budget:
+it is computed once for each cost, and used for all epsilons. Rates and momenta are a
+coarse grid without refinement, so the map is slightly above the joint planner's loss.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from fedbudget.planning.settings import (
 )
 from fedbudget.planning.spectral import (
     Spectrum,
-    candidates_of,
+    batch_option,
     combinations,
     predicted_parts,
     respond,
@@ -35,16 +35,16 @@ from fedbudget.planning.spectral import (
 from fedbudget.privacy import accountant_named
 from fedbudget.problem import Counts, Problem
 
-_RATES = np.geomspace(0.04, 1, 6)  # shares of the largest stable one
+_RATES = np.geomspace(0.04, 1, 6)  # shares of the largest stable rate
 _MOMENTA = np.array([0.0, 0.4, 0.6, 0.75, 0.82, 0.9])
-EPSILONS = (0.5, 1, 2, 4, 7, 10)  # to try, where nobody names others
+EPSILONS = (0.5, 1, 2, 4, 7, 10)  # the default grid
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Frontier:
-    """Predicted loss and plan over a grid; rows are epsilons, columns are costs.
+    """Plans and predicted losses over a grid: rows are epsilons, columns are costs.
 
-    Where a cost does not pay for one round, the predicted loss is NaN.
+    The predicted loss is NaN if the cost does not pay for one round.
     """
 
     epsilons: Array  # shape (E,)
@@ -61,17 +61,17 @@ class Frontier:
 
     @property
     def predicted_loss(self) -> Array:
-        """Above the best model's loss; shape (E, C)."""
+        """Predicted excess loss over the best linear model; shape (E, C)."""
         return self._grid("predicted_loss")
 
     @property
     def epsilon_price(self) -> Array:
-        """Predicted loss saved per unit of more epsilon; shape (E, C)."""
+        """Predicted loss saved per additional unit of epsilon; shape (E, C)."""
         return self._grid("epsilon_price")
 
     @property
     def cost_price(self) -> Array:
-        """Predicted loss saved per unit of more cost; shape (E, C)."""
+        """Predicted loss saved per additional unit of cost; shape (E, C)."""
         return self._grid("cost_price")
 
     @property
@@ -85,7 +85,7 @@ class Frontier:
         return self._grid("rounds")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the frontier as plain lists; None where nothing is affordable."""
+        """Return the frontier as plain lists; None if no plan is affordable."""
         grids = ("predicted_loss", "epsilon_price", "cost_price", "tau", "rounds")
         return {
             "epsilons": self.epsilons.tolist(),
@@ -106,7 +106,7 @@ def frontier(
     costs: ArrayLike | None = None,
     delta: float = DELTA,
     on_point: Callable[[], None] | None = None,
-    **how: Any,
+    **options: Any,
 ) -> Frontier:
     """Plan for every pair of an epsilon and a cost.
 
@@ -114,20 +114,21 @@ def frontier(
         problem: As for `plan`.
         prices: As for `plan`.
         epsilons: Privacy budgets to try.
-        costs: Cost budgets to try; by default 2 to 10 times a round with one step.
-        delta: The same everywhere.
+        costs: Cost budgets to try; by default 2 to 10 times the price of a round with
+            one step.
+        delta: The same for all plans.
         on_point: Called after each point, to show progress.
-        **how: `planner`, `accountant`, `weights`, ... as for `plan`.
+        **options: `planner`, `accountant`, `weights`, ... as for `plan`.
 
     >>> problem = Problem(num_samples=[1628] * 16, dim=102)
     >>> prices = Prices(communication=100, computation=1)
-    >>> found = frontier(problem, prices, epsilons=[1, 4], costs=[50, 1000])
-    >>> found.predicted_loss.shape
+    >>> result = frontier(problem, prices, epsilons=[1, 4], costs=[50, 1000])
+    >>> result.predicted_loss.shape
     (2, 2)
     """
     if costs is None:
-        one = prices.run_cost(rounds=1, tau=1, batch_size=problem.num_samples)
-        costs = np.array([2, 3, 5, 8, 10]) * (float(one.max()) or 1.0)
+        round_cost = prices.run_cost(rounds=1, tau=1, batch_size=problem.num_samples)
+        costs = np.array([2, 3, 5, 8, 10]) * (float(round_cost.max()) or 1.0)
     eps_axis = np.unique(floats(within("epsilons", epsilons, above=0, of="")))
     cost_axis = np.unique(floats(within("costs", costs, above=0, of="")))
     rows = []
@@ -135,9 +136,9 @@ def frontier(
         row: list[Plan | None] = []
         for cost in cost_axis:
             budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
-            batch = 1 if how.get("batch_size") is None else how["batch_size"]
-            pays = max_rounds(budget, prices, tau=1, batch_size=batch) > 0
-            row.append(plan(problem, budget, prices, **how) if pays else None)
+            batch = 1 if options.get("batch_size") is None else options["batch_size"]
+            affordable = max_rounds(budget, prices, tau=1, batch_size=batch) > 0
+            row.append(plan(problem, budget, prices, **options) if affordable else None)
             if on_point is not None:
                 on_point()
         rows.append(tuple(row))
@@ -152,11 +153,11 @@ def predicted_losses(
     Raises:
         InfeasibleBudgetError: A cost does not pay for a single round.
 
-    >>> found = predicted_losses(
+    >>> loss = predicted_losses(
     ...     Problem(num_samples=[1628] * 16, dim=102),
     ...     Prices(communication=100, computation=1),
     ...     epsilons=np.array([1.0, 4.0]), costs=np.array([200.0, 1000.0]), delta=1e-4)
-    >>> bool((np.diff(found, axis=0) < 0).all() and (np.diff(found, axis=1) < 0).all())
+    >>> bool((np.diff(loss, axis=0) < 0).all() and (np.diff(loss, axis=1) < 0).all())
     True
     """
     accountant, spectrum = accountant_named("gdp"), Spectrum.of(problem)
@@ -171,7 +172,7 @@ def predicted_losses(
         )
         for epsilon in epsilons
     ]
-    options = [candidates_of(setting, batch) for setting in settings]
+    options = [batch_option(setting, batch) for setting in settings]
     rates = _RATES * stable_rate(settings[0], spectrum)
     loss = np.empty((len(epsilons), len(costs)))
     for j, cost in enumerate(costs):
@@ -181,22 +182,22 @@ def predicted_losses(
         for i, option in enumerate(options):
             parts, _ = predicted_parts(settings[i], schedule, response, option)
             loss[i, j] = np.nanmin(np.sum(list(parts.values()), axis=0))
-    # A larger budget allows all that a smaller one does, but the pairs tried differ.
+    # A larger budget is never worse, but the grids of pairs differ between costs.
     return np.minimum.accumulate(np.minimum.accumulate(loss, axis=0), axis=1)
 
 
 def _pairs(budget: Budget, prices: Prices, batch: Counts) -> list[tuple[int, int]]:
-    """Return the pairs of a search's first pass, and more on the budget's edge."""
+    """Return the pairs of a search's first pass, and more on the budget's limit."""
     first = affordable_pairs(budget, prices, batch_size=batch)
-    most = max_rounds(budget, prices, tau=1, batch_size=batch)
+    max_count = max_rounds(budget, prices, tau=1, batch_size=batch)
     counts = np.unique(
-        np.geomspace(1, most, num=1 + int(np.log(most) / 0.1)).astype(int)
+        np.geomspace(1, max_count, num=1 + int(np.log(max_count) / 0.1)).astype(int)
     )
-    edge = {
+    limit = {
         (longest_tau(budget, prices, rounds=count, batch_size=batch), count)
         for count in counts.tolist()
     }
-    return sorted(edge | set(first))
+    return sorted(limit | set(first))
 
 
 def _without_nan(grid: Array) -> list[list[float | None]]:

@@ -1,7 +1,7 @@
-"""The joint planner: tau, rounds, learning rate, momentum, batches and weights at once.
+"""The joint planner: tau, rounds, learning rate, momentum, batches and weights.
 
-Every candidate is affordable before it is scored, and is scored by the spectral model;
-nothing is rounded afterwards, and no private row is read.
+The spectral model scores affordable candidates only. Nothing is rounded afterwards, and
+no private row is read.
 """
 
 from collections.abc import Iterator
@@ -20,91 +20,94 @@ from fedbudget.planning.settings import (
     sampled_excess,
 )
 from fedbudget.planning.spectral import (
-    Candidates,
+    BatchOption,
     Spectrum,
-    candidates_of,
+    batch_option,
     combinations,
     predicted_parts,
     respond,
     stable_rate,
 )
 from fedbudget.planning.weights import (
-    Leaving,
+    EarlyStops,
     balanced,
-    ways_to_leave,
-    weigh_leaving,
-    without_trifles,
+    candidate_weights_with_stops,
+    drop_negligible,
+    early_stop_candidates,
 )
 
-# Among plans whose predicted losses differ by less than this share, the cheapest wins.
+# Plans whose predicted losses differ by less than this share are equivalent, and the
+# cheapest one is selected.
 _TIE = 0.002
 
 _MOMENTA = np.array([0.0, 0.5, 0.8])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """The best candidate of a search."""
 
     tau: int
     rounds: int
     learning_rate: float
     momentum: float
-    drift_control: bool
+    drift_correction: bool
     kappa: float
     loss: float
-    parts: dict[str, float]  # what the loss is made of
-    leaving: Leaving | None = None  # which devices leave before the end, if any
+    parts: dict[str, float]  # the terms of the loss
+    early_stops: EarlyStops | None = None  # None: all devices stay to the last round
 
 
 def choose_joint(setting: Setting) -> Choice:
     """Return the affordable choice with the lowest predicted loss."""
     spectrum = Spectrum.of(setting.problem)
-    chosen, option = _best_batch(setting, spectrum)
+    best, option = _best_batch(setting, spectrum)
     if setting.sampling(option.batch_size) == "poisson":
-        # Few steps need more noise than the limit for many: measure how much more at
-        # the candidate, and search once more with that.
-        excess = sampled_excess(setting, option.batch_size, chosen.tau * chosen.rounds)
+        # Few steps need more noise than the limit for many steps: compute the ratio
+        # for the best candidate, and search again with it.
+        excess = sampled_excess(setting, option.batch_size, best.tau * best.rounds)
         setting = replace(setting, sampled_excess=excess)
-        chosen, option = _best_batch(setting, spectrum)
+        best, option = _best_batch(setting, spectrum)
     variance, last_round = option.variance, None
     stays = np.zeros(setting.problem.num_devices, dtype=np.bool_)
-    if chosen.leaving is not None:
-        stays = chosen.leaving.last_round >= chosen.rounds
-        variance = chosen.leaving.variance(variance)
-        last_round = chosen.leaving.last_round
-    weights = balanced(chosen.kappa, option.target, variance)
+    if best.early_stops is not None:
+        stays = best.early_stops.last_round >= best.rounds
+        variance = best.early_stops.variance(variance)
+        last_round = best.early_stops.last_round
+    weights = balanced(best.kappa, option.target, variance)
     if setting.weights == "auto":
-        # Who stays when others have left counts for all of them in the last rounds.
-        weights = without_trifles(weights, option.target, needed=stays)
+        # The last rounds need the devices that stay, even those of small weight.
+        weights = drop_negligible(weights, option.target, needed=stays)
     return Choice(
-        tau=chosen.tau,
-        rounds=chosen.rounds,
-        learning_rate=chosen.learning_rate,
-        momentum=chosen.momentum,
-        drift_control=chosen.drift_control,
+        tau=best.tau,
+        rounds=best.rounds,
+        learning_rate=best.learning_rate,
+        momentum=best.momentum,
+        drift_correction=best.drift_correction,
         batch_size=option.batch_size,
         weights=weights,
-        predicted_loss=chosen.loss,
-        reasons=tuple(_reasons(setting, spectrum, option, chosen, weights)),
+        predicted_loss=best.loss,
+        reasons=tuple(_reasons(setting, spectrum, option, best, weights)),
         last_round=last_round,
-        advice=advise(setting.problem, chosen.loss).text,
+        advice=advise(setting.problem, best.loss).text,
     )
 
 
-def _best_batch(setting: Setting, spectrum: Spectrum) -> tuple[Found, Candidates]:
+def _best_batch(
+    setting: Setting, spectrum: Spectrum
+) -> tuple[SearchResult, BatchOption]:
     """Return the best candidate over all batch sizes; the larger batch wins ties."""
-    options = [candidates_of(setting, batch) for batch in setting.batches()]
-    found = [_search(setting, spectrum, option) for option in options]
-    best = min(range(len(found)), key=lambda index: found[index].loss)
-    return found[best], options[best]
+    options = [batch_option(setting, batch) for batch in setting.batches()]
+    results = [_search(setting, spectrum, option) for option in options]
+    best = min(range(len(results)), key=lambda index: results[index].loss)
+    return results[best], options[best]
 
 
-def _search(setting: Setting, spectrum: Spectrum, option: Candidates) -> Found:
+def _search(setting: Setting, spectrum: Spectrum, option: BatchOption) -> SearchResult:
     """Score a coarse grid, then a fine one around its best point."""
     limit = stable_rate(setting, spectrum)
-    given = setting.learning_rate
-    rates = limit * np.geomspace(1e-3, 1, 9) if given is None else np.array([given])
+    fixed = setting.learning_rate
+    rates = limit * np.geomspace(1e-3, 1, 9) if fixed is None else np.array([fixed])
     budget, batch = setting.budget, option.batch_size
     coarse = affordable_pairs(budget, setting.prices, batch_size=batch)
     best = _score(setting, spectrum, option, coarse, rates, _MOMENTA)
@@ -112,7 +115,7 @@ def _search(setting: Setting, spectrum: Spectrum, option: Candidates) -> Found:
         fine = pairs_near(
             budget, setting.prices, tau=best.tau, rounds=best.rounds, batch_size=batch
         )
-        if given is None:
+        if fixed is None:
             near = best.learning_rate * np.geomspace(0.5, 2.0, 9)
             rates = np.unique(np.minimum(near, limit))
         momenta = np.round(best.momentum + np.linspace(-0.2, 0.2, 9), 2)
@@ -120,17 +123,19 @@ def _search(setting: Setting, spectrum: Spectrum, option: Candidates) -> Found:
             setting, spectrum, option, fine, rates, np.clip(momenta, 0, 0.9)
         )
         gain = 1 - refined.loss / best.loss
-        best = min(best, refined, key=lambda found: found.loss)
+        best = min(best, refined, key=lambda result: result.loss)
         if gain < _TIE:
             break
-    going_on = _best_leaving(setting, spectrum, option, best)
-    return best if going_on is None else going_on
+    return _best_early_stops(setting, spectrum, option, best) or best
 
 
-def _best_leaving(
-    setting: Setting, spectrum: Spectrum, option: Candidates, best: Found
-) -> Found | None:
-    """Return the best way to go on without the poorest devices, if it is better."""
+def _best_early_stops(
+    setting: Setting, spectrum: Spectrum, option: BatchOption, best: SearchResult
+) -> SearchResult | None:
+    """Return the best result with early stops, or None if none is better.
+
+    Devices with the smallest budgets stop early, so that the others can run longer.
+    """
     sampling = 1 / option.batch_size - 1 / setting.problem.num_samples
     rates = np.unique(best.learning_rate * np.array([0.5, 0.7, 1.0]))
     if setting.learning_rate is None:
@@ -139,51 +144,51 @@ def _best_leaving(
     else:
         rates = np.array([best.learning_rate])
     momenta = np.unique([0.0, best.momentum, *_MOMENTA])
-    found = None
-    for way in ways_to_leave(
+    result = None
+    for stops in early_stop_candidates(
         setting.budget, setting.prices, batch_size=option.batch_size
     ):
-        variance = way.variance(option.variance)
-        weighting = weigh_leaving(
-            way, option.target, variance, sampling, planned=setting.weights == "auto"
+        variance = stops.variance(option.variance)
+        weighting = candidate_weights_with_stops(
+            stops, option.target, variance, sampling, planned=setting.weights == "auto"
         )
         trial = _score(
             setting,
             spectrum,
             replace(option, variance=variance, weighting=weighting),
-            [(way.tau, way.rounds)],
+            [(stops.tau, stops.rounds)],
             rates,
             momenta,
         )
-        if trial.loss < (found or best).loss * (1 - _TIE):
-            found = replace(trial, leaving=way)
-    return found
+        if trial.loss < (result or best).loss * (1 - _TIE):
+            result = replace(trial, early_stops=stops)
+    return result
 
 
 def _score(
     setting: Setting,
     spectrum: Spectrum,
-    option: Candidates,
+    option: BatchOption,
     pairs: list[tuple[int, int]],
     rates: Array,
     momenta: Array,
-) -> Found:
-    """Return the best of all combinations; the cheapest among those as good as it."""
+) -> SearchResult:
+    """Return the best combination; the cheapest one among equivalent ones."""
     schedule = combinations(pairs, rates, np.unique(momenta))
     steps = schedule.tau * schedule.rounds
-    with np.errstate(over="ignore", invalid="ignore"):  # a diverging plan may be tried
+    with np.errstate(over="ignore", invalid="ignore"):  # some candidates diverge
         response = respond(
             spectrum, schedule, variance=setting.problem["gradient_variance"]
         )
-        # The weights that suit a candidate depend on its noise: try every weighting.
-        parts, controlled = predicted_parts(setting, schedule, response, option)
+        # The best weights depend on the candidate's noise: try every weighting.
+        parts, corrected = predicted_parts(setting, schedule, response, option)
     loss = np.nan_to_num(np.sum(list(parts.values()), axis=0), nan=np.inf)
     best = loss.min(axis=1)
-    # Ten times worse than not training at all: no plan with this rate is one.
-    given = setting.learning_rate is not None
-    if given and not best.min() < 10 * setting.problem["initial_gap"]:
+    # A predicted loss above ten times the initial gap means divergence.
+    fixed = setting.learning_rate is not None
+    if fixed and not best.min() < 10 * setting.problem["initial_gap"]:
         raise InvalidInputError(
-            f"with learning_rate {rates.min():.6g} every plan diverges: take at most "
+            f"with learning_rate {rates.min():.6g} every plan diverges: use at most "
             f"{stable_rate(setting, spectrum):.3g}, or leave it out to have it "
             "planned",
             argument="learning_rate",
@@ -192,28 +197,29 @@ def _score(
     cost = (
         cost + np.mean(setting.prices.step_cost(batch_size=option.batch_size)) * steps
     )
-    good = np.flatnonzero(best <= best.min() * (1 + _TIE))
-    index = good[np.lexsort((best[good], schedule.tau[good], cost[good]))[0]]
-    which = int(np.argmin(loss[index]))
-    return Found(
+    equivalent = np.flatnonzero(best <= best.min() * (1 + _TIE))
+    order = np.lexsort((best[equivalent], schedule.tau[equivalent], cost[equivalent]))
+    index = equivalent[order[0]]
+    column = int(np.argmin(loss[index]))
+    return SearchResult(
         tau=int(schedule.tau[index]),
         rounds=int(schedule.rounds[index]),
         learning_rate=float(schedule.learning_rate[index]),
         momentum=float(schedule.momentum[index]),
-        drift_control=bool(controlled[index, which]),
-        kappa=float(option.weighting.kappa[which]),
-        loss=float(loss[index, which]),
-        parts={name: float(part[index, which]) for name, part in parts.items()},
+        drift_correction=bool(corrected[index, column]),
+        kappa=float(option.weighting.kappa[column]),
+        loss=float(loss[index, column]),
+        parts={name: float(part[index, column]) for name, part in parts.items()},
     )
 
 
-def _turns(option: Candidates, chosen: Found) -> str:
-    """Say what taking disjoint batches in turn saves."""
+def _cyclic_saving(option: BatchOption, best: SearchResult) -> str:
+    """Describe the privacy that disjoint batches, taken in turn, save."""
     if option.blocks <= 1:
         return ""
-    steps = chosen.tau * chosen.rounds
+    steps = best.tau * best.rounds
     return (
-        f": {option.blocks:g} disjoint ones are taken in turn, so that {steps} steps "
+        f": {option.blocks:g} disjoint batches are taken in turn, so {steps} steps "
         f"cost the privacy of {np.ceil(steps / option.blocks):g}"
     )
 
@@ -221,59 +227,57 @@ def _turns(option: Candidates, chosen: Found) -> str:
 def _reasons(
     setting: Setting,
     spectrum: Spectrum,
-    option: Candidates,
-    chosen: Found,
+    option: BatchOption,
+    best: SearchResult,
     weights: Array,
 ) -> Iterator[str]:
-    """Say in words why this plan, and what holds it back."""
-    parts = sorted(chosen.parts.items(), key=lambda item: -item[1])
-    shares = [f"{share / chosen.loss:.0%} {name}" for name, share in parts]
+    """Explain the plan to its user, and what limits its loss."""
+    parts = sorted(best.parts.items(), key=lambda item: -item[1])
+    shares = [f"{share / best.loss:.0%} {name}" for name, share in parts]
     shares = [share for share in shares if not share.startswith("0%")]
-    yield f"predicted excess loss {chosen.loss:.3g}: " + ", ".join(shares)
-    if (
-        chosen.loss
-        > setting.problem["initial_gap"] * setting.problem["learnable_share"]
-    ):
-        yield "that is no better than not training at all: raise epsilon"
+    yield f"predicted excess loss {best.loss:.3g}: " + ", ".join(shares)
+    if best.loss > setting.problem["initial_gap"] * setting.problem["learnable_share"]:
+        yield "this is no better than not training at all: raise epsilon"
     limit = stable_rate(setting, spectrum)
     if setting.learning_rate is not None:
-        above = f", above {limit:.3g}: local steps may not be stable"
+        above = f", above the largest stable one, {limit:.3g}"
         yield (
-            f"learning rate {chosen.learning_rate:.3g}: given"
-            f"{above if chosen.learning_rate > limit else ''}"
+            f"learning rate {best.learning_rate:.3g}: set by the user"
+            f"{above if best.learning_rate > limit else ''}"
         )
-    elif chosen.learning_rate > 0.9 * limit:
+    elif best.learning_rate > 0.9 * limit:
         yield (
-            f"learning rate {chosen.learning_rate:.3g}: about the largest stable one; "
+            f"learning rate {best.learning_rate:.3g}: close to the largest stable one; "
             "few large steps need less noise than many small ones"
         )
     else:
         yield (
-            f"learning rate {chosen.learning_rate:.3g}: below the largest stable one, "
-            f"{limit:.3g}, where noise or drift would cost more than progress gains"
+            f"learning rate {best.learning_rate:.3g}: below the largest stable one, "
+            f"{limit:.3g}; a larger one would add more noise or drift than progress"
         )
-    if chosen.momentum > 0:
+    if best.momentum > 0:
         yield (
-            f"server momentum {chosen.momentum:.2g}: lengthens every step "
-            f"{1 / (1 - chosen.momentum):.2g} times, free of privacy and cost"
+            f"server momentum {best.momentum:.2g}: makes every step "
+            f"{1 / (1 - best.momentum):.2g} times longer, and costs nothing"
         )
-    if chosen.drift_control:
+    if best.drift_correction:
         yield (
-            "drift control: every device takes its last deviation from the average "
-            "back, step by step; nothing more is sent, and it costs no privacy"
+            "drift correction: each device corrects its local steps by its last "
+            "deviation from the average; nothing more is sent, and it costs no privacy"
         )
     sampling = setting.sampling(option.batch_size)
     if sampling == "full":
-        yield "full batches: noise falls with the batch, and no sample is worth saving"
+        yield "full batches: larger ones need less noise; smaller ones save too little"
     else:
         yield (
             f"batches of {int(np.median(option.batch_size))} (median), {sampling}"
-            + _turns(option, chosen)
+            + _cyclic_saving(option, best)
         )
     if np.ptp(weights) > 1e-9:
-        even = option.target @ (option.target * option.variance)
+        target_noise = option.target @ (option.target * option.variance)
         noise = weights @ (weights * option.variance)
         yield (
-            f"weights from {weights.min():.2g} to {weights.max():.2g}: the averaged "
-            f"noise has {noise / even:.2g} times the variance it has at target weights"
+            f"weights from {weights.min():.2g} to {weights.max():.2g}: the variance of "
+            f"the averaged noise is {noise / target_noise:.2g} times that of the "
+            "target weights"
         )

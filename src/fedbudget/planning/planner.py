@@ -1,4 +1,4 @@
-"""One function to plan with, and three planners behind it."""
+"""`plan`: check the arguments, run one of three planners, complete its choice."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,8 +21,8 @@ from fedbudget.planning.settings import (
     TARGET,
     WEIGHTING,
     Choice,
+    DualPrices,
     Setting,
-    Worth,
     check_batch_size,
     complete,
     unit_multiplier,
@@ -37,12 +37,12 @@ PLANNERS: MappingProxyType[str, Callable[[Setting], Choice]] = MappingProxyType(
 
 SAMPLINGS = ("auto", "fixed", "cyclic")
 
-# A budget binds if this much more of it ...
-_MORE = 0.1
-# ... would lower the predicted loss by at least this share of it ...
-_WORTHWHILE = 0.01
-# ... and of the loss before training: what is smaller than that, nobody notices.
-_NOTICEABLE = 1e-4
+# A budget is binding if this relative increase of it ...
+_INCREASE = 0.1
+# ... lowers the predicted loss by at least this share of it ...
+_MIN_SAVED = 0.01
+# ... and by at least this share of the loss before training.
+_MIN_SAVED_INITIAL = 1e-4
 
 
 def plan(
@@ -56,43 +56,43 @@ def plan(
     target: str = TARGET,
     batch_size: ArrayLike | None = None,
     learning_rate: float | None = None,
-    drift_control: bool = True,
+    drift_correction: bool = True,
     sampling: str = SAMPLING,
 ) -> Plan:
-    """Return the best plan that both budgets of every device can pay for.
+    """Return the best plan within both budgets of every device.
 
     Args:
         problem: Sizes, columns and loss; every constant with its source.
-        budget: The most each device may lose in privacy and spend in resources.
-        prices: What a round and a local step cost.
+        budget: The limits of each device's privacy loss and cost.
+        prices: The cost of a round and of a local step.
         planner: `joint` plans everything with the spectral model; `bound` searches
             whole numbers under the sound form of the paper's bound; `paper` relaxes
-            and rounds as the paper does, with its root corrected and its overspending
-            repaired.
+            and rounds as the paper does, with its root and its overspending
+            corrected.
         accountant: `gdp` (exact), `zcdp` (the paper's) or `pld` (Poisson sampling).
-        weights: `auto` plans them (`paper` and `bound` take those of the target),
-            `uniform` weighs every device alike, `size` every sample.
-        target: What `auto` weights aim at, noise aside: that every device counts alike
-            (`uniform`, as in the paper), or every sample (`size`). Other weights are
-            their own target.
-        batch_size: Samples per gradient; planned (as large as it pays) if left out.
+        weights: `auto` plans them (`paper` and `bound` use those of the target),
+            `uniform` gives every device the same weight, `size` every sample.
+        target: The objective of `auto` weights: the same weight for every device
+            (`uniform`, as in the paper), or for every sample (`size`). Other weights
+            are their own target.
+        batch_size: Samples per gradient; planned if left out.
         learning_rate: Planned if left out.
-        drift_control: Whether `joint` may plan it: devices that keep no state between
-            rounds cannot.
-        sampling: How batches smaller than all rows are drawn: `fixed` (anew in every
-            step, as the paper does), or `cyclic` (dealt once into disjoint ones, taken
-            in turn: a pass over them costs the privacy of one step; fixed where no two
-            fit). `auto` is cyclic where samples have a price and `joint` plans, fixed
-            otherwise, and Poisson with `pld`.
+        drift_correction: Whether `joint` may use drift correction. It needs devices
+            that keep a state between rounds.
+        sampling: How batches below full size are drawn. `fixed`: drawn again in every
+            step, as in the paper. `cyclic`: rows are partitioned once into disjoint
+            batches, taken in turn, and a pass over them costs the privacy of one step;
+            fixed if there is only one batch. `auto`: cyclic if samples have a price
+            and the planner is `joint`, Poisson with `pld`, fixed otherwise.
 
     Raises:
-        InvalidInputError: An argument is wrong.
+        InvalidInputError: An argument is invalid.
         InfeasibleBudgetError: A budget does not pay for a single round.
 
     >>> problem = Problem(num_samples=[1628] * 16, dim=102, loss="logistic")
-    >>> chosen = plan(problem, Budget(epsilon=4.0, delta=1e-4, cost=1000),
-    ...               Prices(communication=100, computation=1))
-    >>> bool(chosen.epsilon.max() <= 4.0 and chosen.cost.max() <= 1000)
+    >>> best = plan(problem, Budget(epsilon=4.0, delta=1e-4, cost=1000),
+    ...             Prices(communication=100, computation=1))
+    >>> bool(best.epsilon.max() <= 4.0 and best.cost.max() <= 1000)
     True
     """
     one_of("planner", planner, tuple(PLANNERS))
@@ -106,32 +106,32 @@ def plan(
             raise InvalidInputError(f"{name} must be a {kind.__name__}, got {value!r}")
     check_devices(budget, prices, problem.num_devices)
     _check_loss(problem.model)
-    counts_for = accountant_named(accountant)
+    privacy_accountant = accountant_named(accountant)
     setting = Setting(
         problem=problem,
         budget=budget,
         prices=prices,
-        accountant=counts_for,
-        unit_multiplier=unit_multiplier(problem, budget, counts_for),
+        accountant=privacy_accountant,
+        unit_multiplier=unit_multiplier(problem, budget, privacy_accountant),
         weights=weights,
         target=target,
         batch_size=check_batch_size(problem, batch_size),
         learning_rate=_checked_rate(learning_rate),
-        drift_control=drift_control,
+        drift_correction=drift_correction,
         cyclic=_is_cyclic(sampling, planner, accountant, prices),
     )
-    chosen = PLANNERS[planner](setting)
-    worth = _worth(setting, chosen, PLANNERS[planner])
-    return complete(setting, chosen, worth, planner=planner)
+    choice = PLANNERS[planner](setting)
+    dual_prices = _dual_prices(setting, choice, PLANNERS[planner])
+    return complete(setting, choice, dual_prices, planner=planner)
 
 
 def _check_loss(model: Loss) -> None:
-    """Refuse a loss that devices, which make it from its name, would not train."""
-    several = model.num_outputs if model.num_outputs > 1 else None
-    made = loss_named(model.name, num_classes=several, l2=model.l2)
-    if made != model:
+    """Refuse a loss that differs from the one that devices build from its name."""
+    num_classes = model.num_outputs if model.num_outputs > 1 else None
+    standard = loss_named(model.name, num_classes=num_classes, l2=model.l2)
+    if standard != model:
         raise InvalidInputError(
-            f"a plan names its loss, and {model.name!r} stands for {made}, not for "
+            f"a plan names its loss, and {model.name!r} stands for {standard}, not for "
             f"{model}: plan with the loss by name, and scale labels to it"
         )
 
@@ -141,13 +141,13 @@ def _is_cyclic(sampling: str, planner: str, accountant: str, prices: Prices) -> 
     if sampling != "auto" and accountant == "pld":
         raise InvalidInputError(
             f"accountant pld is for Poisson-sampled batches, not for {sampling} ones: "
-            "leave out sampling, or take gdp or zcdp",
+            "leave out sampling, or use gdp or zcdp",
             argument="accountant",
         )
     if sampling == "cyclic" and planner != "joint":
         raise InvalidInputError(
-            f"planner {planner!r} knows no cyclic batches, whose noise does not grow "
-            "with every step: take planner 'joint', or sampling 'fixed'",
+            f"planner {planner!r} does not support cyclic batches, whose noise does "
+            "not grow with every step: use planner 'joint', or sampling 'fixed'",
             argument="planner",
         )
     if sampling == "auto":
@@ -162,38 +162,37 @@ def _checked_rate(learning_rate: float | None) -> float | None:
     return number("learning_rate", learning_rate, above=0)
 
 
-def _worth(
-    setting: Setting, chosen: Choice, planner: Callable[[Setting], Choice]
-) -> Worth:
-    """Plan again with a bit more of each budget, and see what that saves.
+def _dual_prices(
+    setting: Setting, choice: Choice, planner: Callable[[Setting], Choice]
+) -> DualPrices:
+    """Plan again with a larger budget of each kind, and compare the predicted losses.
 
-    The batch stays as chosen: what is asked is what the budget is worth to this plan.
+    The batch size is kept, so that the prices are those of this plan.
     """
-    setting = replace(setting, batch_size=chosen.batch_size)
-    with_epsilon = setting.with_more(epsilon=_MORE)
-    with_cost = setting.with_more(cost=_MORE)
-    # A larger budget allows all that a smaller one does: what it saves is not negative.
+    setting = replace(setting, batch_size=choice.batch_size)
+    with_epsilon = setting.with_larger_budget(epsilon=_INCREASE)
+    with_cost = setting.with_larger_budget(cost=_INCREASE)
+    loss = choice.predicted_loss
+    # Every plan within a budget is also within a larger one: no saving is negative.
     saved = {
-        "privacy": max(
-            0.0, chosen.predicted_loss - planner(with_epsilon).predicted_loss
-        ),
-        "cost": max(0.0, chosen.predicted_loss - planner(with_cost).predicted_loss),
+        "privacy": max(0.0, loss - planner(with_epsilon).predicted_loss),
+        "cost": max(0.0, loss - planner(with_cost).predicted_loss),
     }
-    shares = {name: value / chosen.predicted_loss for name, value in saved.items()}
-    more_epsilon = np.mean(with_epsilon.budget.epsilon) - np.mean(
+    shares = {name: value / loss for name, value in saved.items()}
+    added_epsilon = np.mean(with_epsilon.budget.epsilon) - np.mean(
         setting.budget.epsilon
     )
-    more_cost = np.mean(with_cost.budget.cost) - np.mean(setting.budget.cost)
-    least = _NOTICEABLE * setting.problem["initial_gap"]
-    binding = (name for name, share in shares.items() if share > _WORTHWHILE)
-    return Worth(
-        # A budget at its limit has no more: nothing is saved, and nothing is 0 / 0.
-        epsilon_price=saved["privacy"] / (float(more_epsilon) or 1.0),
-        cost_price=saved["cost"] / (float(more_cost) or 1.0),
-        binding=tuple(name for name in binding if saved[name] > least),
+    added_cost = np.mean(with_cost.budget.cost) - np.mean(setting.budget.cost)
+    minimum = _MIN_SAVED_INITIAL * setting.problem["initial_gap"]
+    binding = (name for name, share in shares.items() if share > _MIN_SAVED)
+    return DualPrices(
+        # A budget at its limit cannot grow: avoid 0 / 0.
+        epsilon_price=saved["privacy"] / (float(added_epsilon) or 1.0),
+        cost_price=saved["cost"] / (float(added_cost) or 1.0),
+        binding=tuple(name for name in binding if saved[name] > minimum),
         reason=(
-            f"{more_epsilon:.3g} more epsilon would lower that loss by "
-            f"{shares['privacy']:.1%}; {more_cost:.4g} more cost, by "
+            f"{added_epsilon:.3g} more epsilon would lower the predicted loss by "
+            f"{shares['privacy']:.1%}; {added_cost:.4g} more cost, by "
             f"{shares['cost']:.1%}"
         ),
     )

@@ -1,4 +1,4 @@
-"""The plan: what every device will do, before any of them does it."""
+"""The plan: what every device will do, and what it will spend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -24,20 +24,25 @@ _REALS = ("noise_std", "weights", "epsilon", "delta", "prior_mu", "cost")
 _SAMPLINGS = ("full", "fixed", "poisson", "cyclic")
 
 
+# Keys that earlier states of this version wrote, and what they are called now.
+_RENAMED_KEYS = {"drift_control": "drift_correction"}
+_EXPLANATIONS = ("advice", "privacy", "reasons")  # texts for people
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """How often devices talk, how long they train, and what it will cost them.
+    """The schedule, batches, noise, weights and spending of a run.
 
-    Arrays have one entry per device. A plan is a value: it holds no data, and `train`
-    and the devices take everything they do from it.
+    Arrays have one entry per device. A plan is a value and holds no data. `train` and
+    the devices follow it without further choices.
     """
 
     tau: int  # local steps between two uploads
     rounds: int  # uploads per device
     learning_rate: float  # eta
-    momentum: float  # of the server's averaged update; 0 is the paper's
+    momentum: float  # of the server; the paper uses 0
     sampling: str  # full | fixed (without replacement) | poisson | cyclic
-    num_samples: NDArray[np.int64]  # N_m, the training rows that the plan is for
+    num_samples: NDArray[np.int64]  # N_m: training rows
     batch_size: NDArray[np.int64]  # X_m
     noise_std: Array  # sigma_m, per coordinate of a mean gradient
     weights: Array  # p_m, in the average; they sum to 1
@@ -52,18 +57,18 @@ class Plan:
     lipschitz: float  # G, by which noise_std turns into epsilon
     planner: str
     accountant: str
-    predicted_loss: float  # above the best model's, by the planner's own model
-    # Dual prices: predicted loss saved per unit of more budget, averaged over a tenth
-    # more of it (of cost, at least one more round: a whole number does not move less).
+    predicted_loss: float  # predicted excess loss over the best linear model
+    # Dual prices: predicted loss saved per additional unit of budget, averaged over a
+    # 10% larger budget. Cost grows by at least one round, since rounds are whole.
     epsilon_price: float
     cost_price: float
-    binding: tuple[str, ...]  # which of "privacy" and "cost" holds the loss up
-    reasons: tuple[str, ...]  # why this plan, in words
-    # The last round in which each device takes part; None: none leaves early.
+    binding: tuple[str, ...]  # which of "privacy" and "cost" limits the loss
+    reasons: tuple[str, ...]  # explanations for users
+    # The last round of each device; None: every device takes part to the end.
     last_round: NDArray[np.int64] | None = None
-    advice: str = ""  # says when federating is not predicted to pay
-    drift_control: bool = False  # keeps unlike devices' local steps on a common course
-    prior_releases: tuple[str, ...] = ()  # the measurements that `prior_mu` adds up
+    advice: str = ""  # set if federating is not predicted to pay
+    drift_correction: bool = False  # drift correction, for heterogeneous devices
+    prior_releases: tuple[str, ...] = ()  # the measurements that cost `prior_mu`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", whole("tau", self.tau))
@@ -74,9 +79,9 @@ class Plan:
         number("momentum", self.momentum, least=0, below=1)
         number("l2", self.l2, least=0)
         number("lipschitz", self.lipschitz, above=0)
-        if not isinstance(self.drift_control, bool | np.bool_):
+        if not isinstance(self.drift_correction, bool | np.bool_):
             raise InvalidInputError(
-                f"drift_control must be true or false, got {self.drift_control!r}"
+                f"drift_correction must be true or false, got {self.drift_correction!r}"
             )
         for name in (*_COUNTS, *_REALS):
             kind = np.int64 if name in _COUNTS else np.float64
@@ -87,7 +92,7 @@ class Plan:
         self._check()
 
     def _check(self) -> None:
-        """Refuse numbers that contradict each other or the plan's own promise."""
+        """Refuse values that contradict each other."""
         for name in (*_COUNTS, *_REALS):
             if len(getattr(self, name)) != len(self.weights):
                 raise InvalidInputError(
@@ -118,12 +123,12 @@ class Plan:
             )
 
     def _check_lipschitz(self) -> None:
-        """Refuse a bound that the loss, as devices make it from its name, breaks."""
+        """Refuse a bound below that of the loss, which devices build from its name."""
         least = self.model.lipschitz
         if not self.lipschitz >= least:
             raise InvalidInputError(
                 f"lipschitz {self.lipschitz:g} is below the {least:g} of loss "
-                f"{self.loss!r}, on which all epsilons rest: plan with the loss by name"
+                f"{self.loss!r}, so no epsilon would hold: plan with the loss by name"
             )
 
     def _check_rounds(self) -> None:
@@ -137,28 +142,28 @@ class Plan:
             )
         if self.device_rounds.max() < self.rounds:
             raise InvalidInputError(
-                f"rounds is {self.rounds}, but the last device leaves after round "
+                f"rounds is {self.rounds}, but the last device stops after round "
                 f"{self.device_rounds.max()}: lower rounds to that"
             )
 
     @property
     def device_rounds(self) -> NDArray[np.int64]:
-        """How many rounds each device takes part in: the first ones; shape (M,).
+        """Rounds of each device, from the first one on; shape (M,).
 
-        None for a device whose weight is zero: it is not asked, and spends nothing.
+        0 for a device of weight 0: it is not selected, and spends nothing.
         """
         last = self.rounds if self.last_round is None else self.last_round
         return np.where(self.weights > 0, np.minimum(last, self.rounds), 0)
 
     def takes_part(self, number: int) -> NDArray[np.bool_]:
-        """Say which devices are asked in a round, counted from 1; shape (M,)."""
+        """Return which devices take part in a round, counted from 1; shape (M,)."""
         return np.asarray(self.device_rounds >= number)
 
     @property
     def steps(self) -> int:
-        """K: local steps in all, a multiple of tau by construction.
+        """K: the total number of local steps, tau * rounds.
 
-        A device that leaves early takes `tau * device_rounds` of them.
+        A device that stops early takes `tau * device_rounds` steps.
         """
         return self.tau * self.rounds
 
@@ -175,11 +180,11 @@ class Plan:
 
     @property
     def noise_multiplier(self) -> Array:
-        """Noise over one sample's share G / X_m; shape (M,)."""
+        """Noise over G / X_m, the bound on one sample's share; shape (M,)."""
         return self.noise_std * self.batch_size / self.lipschitz
 
     def without_privacy(self) -> "Plan":
-        """Return the same plan without noise, and without any promise: a baseline."""
+        """Return the same plan without noise or privacy: a baseline."""
         return replace(
             self,
             noise_std=np.zeros(self.num_devices),
@@ -189,7 +194,7 @@ class Plan:
 
     @property
     def privacy(self) -> PrivacyStatement:
-        """What the epsilons of this plan promise."""
+        """The privacy guarantee of this plan."""
         return PrivacyStatement(
             epsilon=float(self.epsilon.max()),
             delta=float(self.delta.max()),
@@ -205,9 +210,9 @@ class Plan:
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """B: disjoint batches taken in turn, where sampling is cyclic; shape (M,).
+        """B: disjoint batches taken in turn if sampling is cyclic; shape (M,).
 
-        Else 1: a row may be in the batch of every step.
+        Otherwise 1: a row may be in the batch of every step.
         """
         if self.sampling != "cyclic":
             return np.ones(self.num_devices, dtype=np.int64)
@@ -215,7 +220,7 @@ class Plan:
 
     @property
     def gradients(self) -> NoisyGradients:
-        """What every device releases, for an accountant; `prior_mu` comes on top."""
+        """The releases of every device, for an accountant; without `prior_mu`."""
         return NoisyGradients(
             lipschitz=self.lipschitz,
             batch_size=self.batch_size,
@@ -226,18 +231,18 @@ class Plan:
         )
 
     def check_promise(self) -> None:
-        """Raise if the noise does not keep the epsilon that the plan claims."""
+        """Raise if the noise is too small for the epsilon that the plan states."""
         if self.accountant == NOT_PRIVATE:
             return
         spent = accountant_named(self.accountant).epsilon(
             self.gradients, delta=self.delta, prior_mu=self.prior_mu
         )
-        broken = spent > self.epsilon * (1 + 1e-9)
-        if broken.any():
-            m = int(np.argmax(broken))
+        exceeded = spent > self.epsilon * (1 + 1e-9)
+        if exceeded.any():
+            m = int(np.argmax(exceeded))
             raise InvalidInputError(
                 f"device {m} would spend epsilon {spent[m]:g} with its noise, not "
-                f"{self.epsilon[m]:g} as this plan claims: plan again"
+                f"{self.epsilon[m]:g} as this plan states: plan again"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -246,7 +251,7 @@ class Plan:
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, np.ndarray):
-                # JSON has no infinity: None is an epsilon that nothing bounds.
+                # JSON has no infinity: None stands for an unbounded epsilon.
                 value = [x if np.isfinite(x) else None for x in value.tolist()]
             plain[item.name] = list(value) if isinstance(value, tuple) else value
         derived = {"device_rounds": self.device_rounds.tolist()}
@@ -254,23 +259,24 @@ class Plan:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Plan":
-        """Return the plan that `to_dict` described; its promise is checked again."""
+        """Return the plan that `to_dict` wrote; its epsilon is checked again."""
         if not isinstance(plain, Mapping):
             raise InvalidInputError(
                 f"this is not a plan: a {type(plain).__name__}, not names and values"
             )
+        plain = current_keys(plain)
         names = {item.name for item in fields(cls)}
         derived = {"device_rounds", "steps", "privacy"}
         if set(plain) - derived != names:
-            wrong = sorted((set(plain) - derived) ^ names)
+            invalid = sorted((set(plain) - derived) ^ names)
             raise InvalidInputError(
-                f"this is not a plan: keys missing or unknown: {', '.join(wrong)}"
+                f"this is not a plan: keys missing or unknown: {', '.join(invalid)}"
             )
         values = {name: plain[name] for name in names}
         for name in ("binding", "reasons", "prior_releases"):
             if not isinstance(values[name], list):
                 raise InvalidInputError(
-                    f"{name} must be a list of words, got {values[name]!r}"
+                    f"{name} must be a list of texts, got {values[name]!r}"
                 )
             values[name] = tuple(values[name])
         if not isinstance(values["epsilon"], list):
@@ -287,7 +293,7 @@ class Plan:
 
 
 def _array(name: str, value: Any, kind: type) -> NDArray[Any]:
-    """Return a read-only array of its own."""
+    """Return a read-only copy as an array."""
     checked = np.atleast_1d(np.asarray(numbers(name, value)))
     if kind is np.int64:
         within(name, checked, least=0, most=2**53)
@@ -296,3 +302,22 @@ def _array(name: str, value: Any, kind: type) -> NDArray[Any]:
     array: NDArray[Any] = checked.astype(kind)
     array.setflags(write=False)
     return array
+
+
+def current_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored plan under the keys of this version."""
+    return {_RENAMED_KEYS.get(name, name): value for name, value in plain.items()}
+
+
+def is_same_plan(first: Any, second: Mapping[str, Any]) -> bool:
+    """Return whether two stored plans make the same run, however they explain it.
+
+    The first may be anything that was read from a file.
+    """
+    if not isinstance(first, Mapping):
+        return False
+    plans = [current_keys(plain) for plain in (first, second)]
+    for plain in plans:
+        for name in _EXPLANATIONS:
+            plain.pop(name, None)
+    return plans[0] == plans[1]

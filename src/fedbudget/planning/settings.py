@@ -1,8 +1,8 @@
-"""What a planner is asked and what it answers, completed to a plan and checked.
+"""The input and the output of a planner, and how a choice becomes a checked plan.
 
-`Setting` is the question and `Choice` the answer; `complete` calibrates the noise and
-adds the costs. Pairs of tau and rounds are candidates only if every device can pay for
-them.
+`Setting` is the input and `Choice` the output. `complete` calibrates the noise and
+adds the costs. A pair of tau and rounds is a candidate only if every device can pay
+for it.
 """
 
 from collections.abc import Iterator
@@ -16,20 +16,20 @@ from fedbudget.checks import Array, floats, whole, within
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.planning.plans import Plan
 from fedbudget.privacy import GDP, Accountant, NoisyGradients
-from fedbudget.privacy.runs import weak_promises
+from fedbudget.privacy.runs import weak_guarantees
 from fedbudget.problem import Problem
 
-# Where a step or a round is free, a search still has to end. Progress and noise depend
-# on learning rate times steps: beyond this many steps nothing more is gained.
+# Bounds the search where a step or a round is free. Progress and noise depend on
+# learning rate times steps: more steps than this gain nothing.
 MAX_STEPS = 20_000
-# How to plan, where nobody says otherwise.
+# Defaults of `plan`.
 PLANNER, ACCOUNTANT = "joint", "gdp"
 WEIGHTING, TARGET, SAMPLING = "auto", "uniform", "auto"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """Everything a planner is asked with."""
+    """The input of a planner."""
 
     problem: Problem
     budget: Budget
@@ -37,25 +37,25 @@ class Setting:
     accountant: Accountant
     unit_multiplier: Array  # of one step without sampling: see `unit_multiplier`
     weights: str = WEIGHTING
-    target: str = TARGET  # of weights that are planned
-    sampled_excess: float = 1.0  # noise of sampled steps over its limit for many
-    batch_size: NDArray[np.int64] | None = None  # given by the user, or planned
-    learning_rate: float | None = None  # given by the user, or planned
-    drift_control: bool = True  # may be planned
-    cyclic: bool = False  # smaller batches than all rows are disjoint, taken in turn
+    target: str = TARGET  # for planned weights
+    sampled_excess: float = 1.0  # noise of sampled steps over its limit for many steps
+    batch_size: NDArray[np.int64] | None = None  # None: to be planned
+    learning_rate: float | None = None  # None: to be planned
+    drift_correction: bool = True  # whether a planner may use drift correction
+    cyclic: bool = False  # batches below full size are disjoint and taken in turn
 
     def sampling(self, batch_size: NDArray[np.int64]) -> str:
-        """Name the way in which batches of this size are drawn."""
+        """Return the sampling scheme of batches of this size."""
         if np.array_equal(batch_size, self.problem.num_samples):
             return "full"
         if self.accountant.name == "pld":
             return "poisson"
-        # One batch over and over would leave the other rows out, and save nothing.
+        # With a single block, the other rows would never be used.
         several = bool(np.any(self.problem.num_samples >= 2 * batch_size))
         return "cyclic" if self.cyclic and several else "fixed"
 
     def blocks(self, batch_size: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return B: how many disjoint batches are taken in turn; 1 without."""
+        """Return B: the number of disjoint batches taken in turn; 1 if not cyclic."""
         if self.sampling(batch_size) != "cyclic":
             return np.ones(1, dtype=np.int64)
         return self.problem.num_samples // batch_size
@@ -67,12 +67,12 @@ class Setting:
         return np.asarray(batch_size / self.problem.num_samples)
 
     def unit_noise(self, batch_size: NDArray[np.int64]) -> Array:
-        """Return each device's noise for one step; K steps take sqrt(K) times that.
+        """Return each device's noise for one step; K steps need sqrt(K) times that.
 
-        Where B disjoint batches are taken in turn, K stands for the ceil(K / B) laps.
-        For sampled batches this is the limit for many steps, where sampling a share of
-        the rows needs the noise of all of them (Dong, Roth and Su 2022, Cor. 5.4),
-        times `sampled_excess`; the plan's own noise is calibrated in `complete`.
+        With B disjoint batches taken in turn, K is the number of laps, ceil(K / B).
+        For sampled batches this is `sampled_excess` times the limit for many steps, in
+        which a sampled batch needs the noise of a full one (Dong, Roth and Su 2022,
+        Cor. 5.4). `complete` calibrates the exact noise of the plan.
         """
         if self.sampling(batch_size) == "poisson":
             rows, factor = self.problem.num_samples, self.sampled_excess
@@ -81,10 +81,10 @@ class Setting:
         return self.unit_multiplier * (factor * self.problem["lipschitz"]) / rows
 
     def batches(self) -> list[NDArray[np.int64]]:
-        """Return the batch sizes to try, affordable ones only, largest first.
+        """Return the affordable batch sizes to try, largest first.
 
-        Smaller ones than all samples are tried only where samples have a price: a
-        quarter of the next larger each, and half of it where batches are cyclic.
+        Batches below full size are tried only if samples have a price. Each is a
+        quarter of the one before, or half of it if batches are cyclic.
         """
         if self.batch_size is not None:
             return [self.batch_size]
@@ -92,24 +92,26 @@ class Setting:
         priced = bool(np.any(floats(self.prices.computation_per_sample) > 0))
         halvings = range(0, 11 if priced else 1, 1 if self.cyclic else 2)
         options = [np.maximum(1, sizes >> times) for times in halvings]
-        found = [
+        affordable = [
             option
             for option in options
             if max_rounds(self.budget, self.prices, tau=1, batch_size=option) > 0
         ]
-        if not found:
+        if not affordable:
             _check_one_round(self.budget, self.prices, batch_size=options[-1])
-        return found
+        return affordable
 
-    def with_more(self, *, epsilon: float = 0.0, cost: float = 0.0) -> "Setting":
-        """Return the setting with these shares more of the budgets.
+    def with_larger_budget(
+        self, *, epsilon: float = 0.0, cost: float = 0.0
+    ) -> "Setting":
+        """Return the setting with budgets larger by these shares.
 
-        Of cost, at least one more round.
+        The cost grows by at least one round.
         """
         old, prices = self.budget, self.prices
         batch = self.problem.num_samples if self.batch_size is None else self.batch_size
-        one = prices.run_cost(rounds=1, tau=1, batch_size=batch)
-        added = np.maximum(cost * floats(old.cost), one) if cost > 0 else 0.0
+        round_cost = prices.run_cost(rounds=1, tau=1, batch_size=batch)
+        added = np.maximum(cost * floats(old.cost), round_cost) if cost > 0 else 0.0
         budget = Budget(
             epsilon=np.minimum(floats(old.epsilon) * (1 + epsilon), MOST_EPSILON),
             delta=old.delta,
@@ -123,24 +125,24 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Choice:
-    """What a planner decided; everything else of a plan follows."""
+    """The output of a planner; the rest of a plan follows from it."""
 
     tau: int
     rounds: int
     learning_rate: float
     momentum: float = 0.0
-    drift_control: bool = False
+    drift_correction: bool = False
     batch_size: NDArray[np.int64]
     weights: Array
     predicted_loss: float
     reasons: tuple[str, ...] = ()
-    last_round: NDArray[np.int64] | None = None  # of each device; None: nobody leaves
-    advice: str = ""  # says when federating is not predicted to pay
+    last_round: NDArray[np.int64] | None = None  # per device; None: all rounds
+    advice: str = ""  # set if federating is not predicted to pay
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worth:
-    """What more of each budget would buy: predicted loss saved per unit."""
+class DualPrices:
+    """Predicted loss saved per additional unit of each budget."""
 
     epsilon_price: float
     cost_price: float
@@ -148,13 +150,16 @@ class Worth:
     reason: str
 
 
-def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) -> Plan:
+def complete(
+    setting: Setting, choice: Choice, dual_prices: DualPrices, *, planner: str
+) -> Plan:
     """Calibrate the noise, add up the costs, and check both against the budgets."""
     problem, prices = setting.problem, setting.prices
     epsilon, delta, cost = setting.budget.per_device(problem.num_devices)
     last = choice.rounds if choice.last_round is None else choice.last_round
     each = np.where(choice.weights > 0, np.minimum(last, choice.rounds), 0)
-    # Noise is for a device's own steps; who is not asked is told what it would be.
+    # The noise suits a device's own steps. For a device that is not selected, it is
+    # the noise of a whole run.
     steps = choice.tau * np.where(each > 0, each, choice.rounds)
     sampling = setting.sampling(choice.batch_size)
     if sampling == "poisson":
@@ -185,7 +190,7 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
         rounds=each, tau=choice.tau, batch_size=choice.batch_size
     )
     paid = np.broadcast_to(run_cost, (problem.num_devices,))
-    # Both hold by construction; a plan that overspends must never leave this function.
+    # Both hold by construction, but a plan must never overspend.
     if (spent > epsilon).any() or (paid > cost).any():
         raise InfeasibleBudgetError(
             f"the plan tau={choice.tau}, rounds={choice.rounds} would overspend: "
@@ -196,7 +201,7 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
         rounds=choice.rounds,
         learning_rate=choice.learning_rate,
         momentum=choice.momentum,
-        drift_control=choice.drift_control,
+        drift_correction=choice.drift_correction,
         sampling=sampling,
         num_samples=problem.num_samples,
         batch_size=choice.batch_size,
@@ -215,13 +220,13 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
         planner=planner,
         accountant=setting.accountant.name,
         predicted_loss=choice.predicted_loss,
-        epsilon_price=worth.epsilon_price,
-        cost_price=worth.cost_price,
-        binding=worth.binding,
+        epsilon_price=dual_prices.epsilon_price,
+        cost_price=dual_prices.cost_price,
+        binding=dual_prices.binding,
         reasons=(
             *choice.reasons,
-            worth.reason,
-            *_who_is_idle(each, choice.rounds),
+            dual_prices.reason,
+            *_idle_devices(each, choice.rounds),
             *_cautions(setting, choice),
             *filter(None, [choice.advice]),
         ),
@@ -230,32 +235,38 @@ def complete(setting: Setting, choice: Choice, worth: Worth, *, planner: str) ->
     )
 
 
-def _who_is_idle(rounds_each: NDArray[np.int64], rounds: int) -> Iterator[str]:
-    """Tell devices that leave early, or are not asked at all."""
+def _idle_devices(rounds_each: NDArray[np.int64], rounds: int) -> Iterator[str]:
+    """Yield a line on devices that stop early, and one on those not selected."""
     idle, early = rounds_each == 0, (rounds_each > 0) & (rounds_each < rounds)
     if early.any():
-        least, most = rounds_each[early].min(), rounds_each[early].max()
+        first, last = rounds_each[early].min(), rounds_each[early].max()
+        one = early.sum() == 1
         yield (
-            f"{int(early.sum())} of {len(early)} devices leave before the end, after "
-            f"round {least}{f' to {most}' if most > least else ''} of {rounds}: that "
-            "is what their budgets pay for, and the others go on"
+            f"{int(early.sum())} of {len(early)} devices {'stops' if one else 'stop'} "
+            f"before the last round, after round {first}"
+            f"{f' to {last}' if last > first else ''} of {rounds}: "
+            f"{'its budget pays' if one else 'their budgets pay'} for no more; the "
+            "others continue"
         )
     if idle.any():
-        named = ", ".join(map(str, np.flatnonzero(idle)[:5]))
-        more = ", ..." if idle.sum() > 5 else ""
-        yield (
-            f"{int(idle.sum())} of {len(idle)} devices (number {named}{more}) are not "
-            "asked: their noise outweighs what they know; they spend nothing"
+        numbers = ", ".join(map(str, np.flatnonzero(idle)[:5]))
+        numbers += ", ..." if idle.sum() > 5 else ""
+        yield f"{int(idle.sum())} of {len(idle)} devices " + (
+            f"(number {numbers}) is not selected: its noise outweighs what it "
+            "contributes; it spends nothing"
+            if idle.sum() == 1
+            else f"(numbers {numbers}) are not selected: their noise outweighs what "
+            "they contribute; they spend nothing"
         )
 
 
 def _cautions(setting: Setting, choice: Choice) -> Iterator[str]:
-    """Say what a reader should know before trusting the plan."""
+    """Yield warnings about the search and about a weak privacy guarantee."""
     if choice.tau * choice.rounds > 0.9 * MAX_STEPS:
-        yield f"the search ends at {MAX_STEPS} steps: more might be better"
+        yield f"the search stops at {MAX_STEPS} steps: more steps might be better"
     problem = setting.problem
     epsilon, delta, _ = setting.budget.per_device(problem.num_devices)
-    yield from weak_promises(epsilon, delta, problem.num_samples)
+    yield from weak_guarantees(epsilon, delta, problem.num_samples)
 
 
 def unit_multiplier(problem: Problem, budget: Budget, accountant: Accountant) -> Array:
@@ -265,44 +276,44 @@ def unit_multiplier(problem: Problem, budget: Budget, accountant: Accountant) ->
         InfeasibleBudgetError: A device has no privacy left to spend.
     """
     plain = GDP if accountant.name == "pld" else accountant
-    found = plain.noise_multiplier(
+    multiplier = plain.noise_multiplier(
         epsilon=budget.epsilon,
         delta=budget.delta,
         steps=1,
         prior_mu=problem.prior_mu,
     )
-    left = np.isfinite(np.atleast_1d(found))
-    if not left.all():
-        device = int(np.argmax(~left))
+    finite = np.isfinite(np.atleast_1d(multiplier))
+    if not finite.all():
+        device = int(np.argmax(~finite))
         spent = float(problem.prior_mu[device])
         raise InfeasibleBudgetError(
-            f"device {device} has no privacy left: measuring constants cost it "
+            f"device {device} has no privacy left: measuring constants cost "
             f"mu={spent:g}, its whole epsilon: raise the budget or assume the constants"
             if spent > 0
             else f"the privacy budget of device {device} is too small for any noise: "
             "raise epsilon or delta"
         )
-    return found
+    return multiplier
 
 
 def sampled_excess(
     setting: Setting, batch_size: NDArray[np.int64], steps: int
 ) -> float:
-    """Return the noise of sampled steps over its limit for many, on a middle device."""
+    """Return the noise of sampled steps over its limit, for the median device."""
     device = int(
         np.argsort(batch_size / setting.problem.num_samples)[len(batch_size) // 2]
     )
     epsilon, delta, _ = setting.budget.per_device(setting.problem.num_devices)
     q = float(setting.sampling_probability(batch_size)[device])
     prior = float(setting.problem.prior_mu[device])
-    ask = {
+    run = {
         "epsilon": epsilon[device],
         "delta": delta[device],
         "steps": steps,
         "prior_mu": prior,
     }
-    real = setting.accountant.noise_multiplier(sampling_probability=q, **ask)
-    return float(real / (q * GDP.noise_multiplier(**ask)))
+    exact = setting.accountant.noise_multiplier(sampling_probability=q, **run)
+    return float(exact / (q * GDP.noise_multiplier(**run)))
 
 
 def check_batch_size(problem: Problem, batch_size: object) -> NDArray[np.int64] | None:
@@ -349,7 +360,7 @@ def rounds_each(
 ) -> NDArray[np.int64]:
     """Return how many rounds of tau steps each device can pay for.
 
-    One entry per device, or a single one where all are alike.
+    One entry per device, or a single one if all are equal.
 
     >>> budget = Budget(epsilon=4, cost=[1000, 250, 90])
     >>> prices = Prices(communication=100, computation=1)
@@ -368,19 +379,21 @@ def rounds_each(
 def longest_tau(
     budget: Budget, prices: Prices, *, rounds: int, batch_size: ArrayLike
 ) -> int:
-    """Return the largest tau of which every device can pay for so many rounds.
+    """Return the largest tau for which every device can pay for these rounds.
 
-    Zero where they cannot pay for one step each.
+    Zero if a device cannot pay for one step per round.
 
     >>> budget = Budget(epsilon=4, cost=1000)
     >>> prices = Prices(communication=100, computation=1)
     >>> longest_tau(budget, prices, rounds=9, batch_size=256)
     11
     """
-    left = floats(budget.cost) / rounds - floats(prices.communication)
+    computation = floats(budget.cost) / rounds - floats(prices.communication)
     step = prices.step_cost(batch_size=batch_size)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratio = np.where(step > 0, left / step, np.where(left >= 0, np.inf, -1))
+        ratio = np.where(
+            step > 0, computation / step, np.where(computation >= 0, np.inf, -1)
+        )
     most = MAX_STEPS // rounds
     tau = int(np.clip(ratio.min(), 0, most))
     # The division may have rounded across a whole number, up or down.
@@ -393,7 +406,7 @@ def longest_tau(
 def affordable_pairs(
     budget: Budget, prices: Prices, *, batch_size: ArrayLike
 ) -> list[tuple[int, int]]:
-    """Return pairs (tau, rounds) to try: all on the edge of the budget, some within.
+    """Return pairs (tau, rounds) to try, on the limit of the budget and below it.
 
     Raises:
         InfeasibleBudgetError: A device cannot pay for a single round of one step.
@@ -413,7 +426,7 @@ def affordable_pairs(
 def pairs_near(
     budget: Budget, prices: Prices, *, tau: int, rounds: int, batch_size: ArrayLike
 ) -> list[tuple[int, int]]:
-    """Return affordable pairs around one, among them those on the budget's edge."""
+    """Return affordable pairs near a given one, with those on the budget's limit."""
     counts = {rounds + change for change in (-2, -1, 0, 1, 2)}
     counts |= {int(rounds * factor) for factor in (0.7, 0.8, 0.9, 1.1, 1.25, 1.4)}
     pairs = set()
@@ -432,10 +445,10 @@ def _check_one_round(budget: Budget, prices: Prices, *, batch_size: ArrayLike) -
     short = np.atleast_1d(price > cost)
     if short.any():
         device = int(np.argmax(short))
-        whose = f" of device {device}" if short.size > 1 else ""
+        owner = f" of device {device}" if short.size > 1 else ""
         remedy = f", or leave out the {int(short.sum())} device(s) that cannot pay"
         raise InfeasibleBudgetError(
-            f"cost budget {cost.flat[device]:g}{whose} is below the price of one round "
+            f"cost budget {cost.flat[device]:g}{owner} is below the price of one round "
             f"with one step, {price.flat[device]:g}: raise the budget or lower the "
             f"prices{remedy if 0 < short.sum() < short.size else ''}"
         )

@@ -1,13 +1,14 @@
-"""A model of the loss after a noisy run that needs no data: the spectral model.
+"""The spectral model: predict the loss after a noisy run, without data.
 
-Rows in the unit ball bound the trace of the Hessian, so its d eigenvalues share a known
-sum. Take eigenvalue i to fall as i^-q, split the gap between the loss at zero and the
-best loss over the eigenvectors in proportion to them, and a linear iteration with noise
-can be followed exactly, mode by mode: tau local steps, averaging, server momentum. Two
-terms are for unlike devices, whose own optima differ from the common one: local steps
-pull each towards its own (drift), and weights other than the target's pull the average.
+Rows in the unit ball bound the trace of the Hessian, so the sum of its d eigenvalues is
+known. Assume that eigenvalue i falls as i^-q, and that the gap between the loss at zero
+and the best loss splits over the eigenvectors in proportion to the eigenvalues. Then a
+linear iteration with noise has an exact solution for each mode: tau local steps,
+averaging, server momentum. Two terms describe heterogeneous (unlike) devices, whose
+optima differ: local steps move each device towards its own optimum (drift), and weights
+other than the target's bias the average.
 
-Scores are computed for many candidates at once, for the search and for the map.
+Many candidates are scored at once.
 """
 
 from dataclasses import dataclass
@@ -21,40 +22,41 @@ from fedbudget.planning.settings import Setting
 from fedbudget.planning.weights import Weighting, candidate_weights, target_weights
 from fedbudget.problem import Problem
 
-_MODES = 24  # groups of eigenvalues that are followed one by one
+_MODES = 24  # groups of eigenvalues
 
-# Drift control takes hold so many times as fast as it would if the devices differed in
-# their optima alone; fits Adult by education.
-_CONTROL_SPEED = 3
+# Drift correction acts faster by this factor than if devices differed in their optima
+# only. Fitted to Adult by education.
+_CORRECTION_SPEED = 3
 
-# Local steps of a smooth convex loss do not diverge below 2 / smoothness.
+# Local steps of a smooth convex loss are stable at rates below 2 / smoothness.
 STABLE = 1.9
 
-# Unlike devices cost more than the spread of their optima alone says: what only one of
-# them knows is also what the others cannot correct. Fit Adult by education. Beyond a
-# squared dissimilarity of 1, devices agree on nothing, and progress slows no further.
+# Heterogeneous devices cost more loss than the spread of their optima explains, since
+# the other devices cannot correct what only one of them has data on. Factors fitted to
+# Adult by education. SLOWER applies up to a squared dissimilarity of 1.
 OFF_TARGET, DRIFT, SLOWER = 6.0, 2.0, 6.0
 
-# Devices keep a state for drift control: it has to save this share of the loss.
-_WORTH_CONTROL = 0.1
+# Drift correction needs a state on devices: it must save at least this share of the
+# loss.
+_MIN_CORRECTION_GAIN = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spectrum:
-    """Groups of Hessian eigenvalues, and the share of the gap each group holds."""
+    """Groups of Hessian eigenvalues, and the share of the gap of each."""
 
     curvature: Array  # h: the eigenvalue, shape (groups,)
-    count: Array  # n: how many eigenvalues a group stands for
-    gap: Array  # the part of the initial gap that lies along one of them
+    count: Array  # n: the number of eigenvalues in a group
+    gap: Array  # the part of the initial gap along one eigenvector
 
     @classmethod
     def of(cls, problem: Problem) -> "Spectrum":
-        """Share the Hessian's trace over the parameters by a power law."""
+        """Distribute the Hessian's trace over the parameters by a power law."""
         d, q = problem.num_params, problem["spectrum_decay"]
         edges = np.unique(np.geomspace(1, d + 1, min(_MODES, d) + 1).astype(np.int64))
         count = np.diff(edges).astype(np.float64)
-        middle = np.sqrt(edges[:-1] * (edges[1:] - 1.0))
-        share = middle**-q / np.sum(count * middle**-q)
+        center = np.sqrt(edges[:-1] * (edges[1:] - 1.0))
+        share = center**-q / np.sum(count * center**-q)
         curvature = problem["hessian_trace"] * share + problem.model.l2
         gap = problem["initial_gap"] * problem["learnable_share"] * share
         return cls(curvature=curvature, count=count, gap=gap)
@@ -72,10 +74,10 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Response:
-    """What the modes make of a schedule; the predicted loss is a sum of these.
+    """The terms of the predicted loss of each candidate, summed over the modes.
 
     loss = remaining + noise * s2 + sampling * v
-           + dissimilarity^2 * (drift or controlled + moved * sum (p - target)^2)
+           + dissimilarity^2 * (drift or corrected + moved * sum (p - target)^2)
 
     where s2 is the variance of the averaged noise in one step per coordinate, and v
     that of the averaged batch gradient, in units of one sample's.
@@ -85,56 +87,57 @@ class Response:
     noise: Array
     sampling: Array
     drift: Array
-    controlled: Array  # drift, where drift control works against it
+    corrected: Array  # drift with drift correction
     moved: Array
 
 
 def respond(spectrum: Spectrum, schedule: Schedule, *, variance: float) -> Response:
-    """Follow every candidate along every mode; exact for a quadratic loss."""
+    """Return the response of every candidate; exact for a quadratic loss."""
     h, n, gap = spectrum.curvature, spectrum.count, spectrum.gap
     tau, eta = schedule.tau[:, None], schedule.learning_rate[:, None]
     contraction = 1 - eta * h
-    local = _power(contraction, tau)  # what tau steps leave of a deviation
-    # Noise of tau steps: each later step contracts it; the sum of a geometric series.
+    local = _power(contraction, tau)  # remaining share of a deviation after tau steps
+    # Noise of tau steps, contracted by the later steps: a geometric series.
     spread = eta**2 * _geometric(contraction**2, tau)
-    left, gain = _momentum(local, schedule.momentum[:, None], schedule.rounds[:, None])
-    moved = np.clip(1 - np.abs(left), 0, 1)
-    # Share of a local optimum's pull that averaging does not undo: none for one step,
-    # all of it when every device runs to its own optimum.
+    rounds = schedule.rounds[:, None]
+    residual, gain = _momentum(local, schedule.momentum[:, None], rounds)
+    moved = np.clip(1 - np.abs(residual), 0, 1)
+    # The share of the pull to a local optimum that averaging does not undo: 0 for one
+    # step, 1 if every device reaches its own optimum.
     pull = 1 - (1 - local) / (tau * eta * h)
-    kept = _under_control(local, pull, schedule.rounds[:, None]) ** _CONTROL_SPEED
+    drift_share = _corrected_share(local, pull, rounds) ** _CORRECTION_SPEED
     with np.errstate(over="ignore", invalid="ignore"):
         noise = 0.5 * h * spread * gain
         return Response(
-            remaining=_total(n * gap * left**2),
+            remaining=_total(n * gap * residual**2),
             noise=_total(n * noise),
             sampling=_total(n * noise * variance * h / np.sum(n * h)),
             drift=_total(n * gap * (pull * moved) ** 2),
-            controlled=_total(n * gap * (pull * moved * kept) ** 2),
+            corrected=_total(n * gap * (pull * moved * drift_share) ** 2),
             moved=_total(n * gap * moved**2),
         )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Candidates:
-    """One way to batch: what its noise and its weights come to."""
+class BatchOption:
+    """A choice of batch sizes, with its noise and its candidate weights."""
 
     batch_size: NDArray[np.int64]
-    variance: Array  # of the noise of one device in a run of one step
-    blocks: float  # B, of a middle device: only every B-th step takes more noise
+    variance: Array  # of each device's noise in a run of one step
+    blocks: float  # B of the median device: only every B-th step adds noise
     target: Array
     weighting: Weighting
 
 
-def candidates_of(setting: Setting, batch_size: NDArray[np.int64]) -> Candidates:
-    """Return what a way to batch comes to."""
+def batch_option(setting: Setting, batch_size: NDArray[np.int64]) -> BatchOption:
+    """Compute the noise and the candidate weights of these batch sizes."""
     problem = setting.problem
-    # Over many steps; for a run's last lap, see `predicted_parts`.
+    # For many steps; `predicted_parts` rounds up to whole laps.
     blocks = setting.blocks(batch_size)
     variance = setting.unit_noise(batch_size) ** 2 / blocks
     target = target_weights(problem, setting.weights, setting.target)
     sampling = 1 / batch_size - 1 / problem.num_samples
-    return Candidates(
+    return BatchOption(
         batch_size=batch_size,
         variance=variance,
         blocks=float(np.median(blocks)),
@@ -146,7 +149,7 @@ def candidates_of(setting: Setting, batch_size: NDArray[np.int64]) -> Candidates
 
 
 def stable_rate(setting: Setting, spectrum: Spectrum) -> float:
-    """Return the largest learning rate with which local steps do not diverge."""
+    """Return the largest learning rate for which local steps are stable."""
     steepest = max(setting.problem["smoothness"], float(spectrum.curvature.max()))
     return STABLE / steepest
 
@@ -154,7 +157,7 @@ def stable_rate(setting: Setting, spectrum: Spectrum) -> float:
 def combinations(
     pairs: list[tuple[int, int]], rates: Array, momenta: Array
 ) -> Schedule:
-    """Lay out all combinations; momentum needs a few rounds to be of use."""
+    """Return all combinations; momentum is tried only with more than two rounds."""
     with_momentum = np.array([pair for pair in pairs if pair[1] > 2]).reshape(-1, 2)
     tables = [
         _product(np.array(pairs), rates, np.zeros(1)),
@@ -165,31 +168,34 @@ def combinations(
 
 
 def predicted_parts(
-    setting: Setting, schedule: Schedule, response: Response, option: Candidates
+    setting: Setting, schedule: Schedule, response: Response, option: BatchOption
 ) -> tuple[dict[str, Array], Bools]:
-    """Return the predicted loss in parts, and for which candidates drift is controlled.
+    """Return the terms of the predicted loss, and where drift correction is used.
 
     All have the shape (candidates, weightings).
     """
-    unlike = setting.problem["dissimilarity"] ** 2
+    dissimilarity_sq = setting.problem["dissimilarity"] ** 2
     weighting, lap = option.weighting, option.blocks
     noise_steps = lap * np.ceil(schedule.tau * schedule.rounds / lap)
     ones = np.ones(len(weighting.kappa))
     remaining = response.remaining[:, None] * ones
-    off_target = OFF_TARGET * unlike * response.moved[:, None]
+    off_target = OFF_TARGET * dissimilarity_sq * response.moved[:, None]
     parts = {
-        "progress not made": (1 + SLOWER * min(unlike, 1.0)) * remaining,
+        "unfinished training": (1 + SLOWER * min(dissimilarity_sq, 1.0)) * remaining,
         "privacy noise": (response.noise * noise_steps)[:, None] * weighting.noise,
         "batch sampling": response.sampling[:, None] * weighting.sampling,
-        "drift of local steps": DRIFT * unlike * response.drift[:, None] * ones,
+        "drift of local steps": DRIFT
+        * dissimilarity_sq
+        * response.drift[:, None]
+        * ones,
         "weights off target": off_target * weighting.bias,
     }
     drift = parts["drift of local steps"]
-    saved = drift - DRIFT * unlike * response.controlled[:, None]
-    controlled = saved > _WORTH_CONTROL * np.sum(list(parts.values()), axis=0)
-    controlled &= setting.drift_control
-    parts["drift of local steps"] = np.where(controlled, drift - saved, drift)
-    return parts, controlled
+    saved = drift - DRIFT * dissimilarity_sq * response.corrected[:, None]
+    corrected = saved > _MIN_CORRECTION_GAIN * np.sum(list(parts.values()), axis=0)
+    corrected &= setting.drift_correction
+    parts["drift of local steps"] = np.where(corrected, drift - saved, drift)
+    return parts, corrected
 
 
 def _product(pairs: NDArray[np.int64], rates: Array, momenta: Array) -> Array:
@@ -200,50 +206,51 @@ def _product(pairs: NDArray[np.int64], rates: Array, momenta: Array) -> Array:
     return np.stack([tau, rounds, rate.ravel(), momentum.ravel()])
 
 
-def _under_control(local: Array, pull: Array, rounds: Array) -> Array:
-    """Return the share of the drift that rounds with drift control end with.
+def _corrected_share(local: Array, pull: Array, rounds: Array) -> Array:
+    """Return the share of the drift that remains with drift correction.
 
-    A round takes the share 1 - pull of what is left of a device's deviation into its
-    control; what it drifts by is pulled back by later rounds, which leave the share
-    local of it. So it is a weighted sum of pull^(r - 2) with weights local^(R - r).
-    Control is of use from the third round on: that of the first, where all gradients
-    are large, is worth nothing (so it was on Adult by education).
+    Each round adds the share 1 - pull of the remaining deviation to a device's
+    correction. Later rounds reduce the drift of a round to the share local. The result
+    is a weighted sum of pull^(r - 2) with weights local^(R - r). Correction helps from
+    the third round on: in the first round all gradients are large, and its correction
+    is of no use (observed on Adult by education).
     """
     later = rounds - 1
-    apart = np.abs(pull - local) > 1e-6
+    distinct = np.abs(pull - local) > 1e-6
     with np.errstate(over="ignore", invalid="ignore"):
         mixed = _power(pull, later) - _power(local, later)
-        mixed = mixed / np.where(apart, pull - local, 1.0)
-        mixed = np.where(apart, mixed, later * _power(local, np.maximum(later - 1, 0)))
+        mixed = mixed / np.where(distinct, pull - local, 1.0)
+        double = later * _power(local, np.maximum(later - 1, 0))
+        mixed = np.where(distinct, mixed, double)
         return np.asarray((mixed + _power(local, later)) / _geometric(local, rounds))
 
 
 def _momentum(local: Array, beta: Array, rounds: Array) -> tuple[Array, Array]:
-    """Return what heavy-ball rounds leave of a deviation, and their noise gain.
+    """Return the residual of a deviation after heavy-ball rounds, and the noise gain.
 
     theta_{t+1} = (local + beta) theta_t - beta theta_{t-1} + noise has the impulse
     response e_k = (z1^{k+1} - z2^{k+1}) / (z1 - z2), z1 and z2 the roots of
-    z^2 - (local + beta) z + beta. What is left is e_R - beta e_{R-1}, and the noise
+    z^2 - (local + beta) z + beta. The residual is e_R - beta e_{R-1}, and the noise
     gain is the sum of e_k^2 over k < R: three geometric series.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         a = local + beta
         root = np.sqrt((a**2 - 4 * beta).astype(np.complex128))
-        root = np.where(np.abs(root) < 1e-3, 1e-3, root)  # a double root: step aside
+        root = np.where(np.abs(root) < 1e-3, 1e-3, root)  # avoid a double root
         z1, z2 = (a + root) / 2, (a - root) / 2
         z1r, z2r = _power(z1, rounds), _power(z2, rounds)
-        left = ((z1r * z1 - z2r * z2) - beta * (z1r - z2r)) / root
+        residual = ((z1r * z1 - z2r * z2) - beta * (z1r - z2r)) / root
         gain = (
             z1**2 * _geometric(z1**2, rounds)
             - 2 * z1 * z2 * _geometric(z1 * z2, rounds)
             + z2**2 * _geometric(z2**2, rounds)
         ) / root**2
-    # An unstable run overflows: what is left of it is infinite, never the smallest.
-    return _or_infinite(left.real), _or_infinite(gain.real)
+    # An unstable run overflows: its residual is infinite, so it is never selected.
+    return _or_infinite(residual.real), _or_infinite(gain.real)
 
 
 def _power(base: Array, exponent: Array) -> Array:
-    """Return base^exponent for whole exponents; zero to the zero is one."""
+    """Return base^exponent for whole exponents; 0^0 is 1."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if np.iscomplexobj(base):
             return np.asarray(base**exponent)
@@ -263,5 +270,5 @@ def _or_infinite(value: Array) -> Array:
 
 
 def _total(parts: Array) -> Array:
-    """Sum over the modes; what overflowed is infinite, never NaN."""
+    """Sum over the modes; an overflow is infinite, not NaN."""
     return _or_infinite(parts.sum(axis=1))

@@ -1,8 +1,8 @@
-"""How much each device counts: noise against bias from the target objective.
+"""The weight of each device: a trade-off between noise and bias.
 
-Noise adds sum p_m^2 v_m to the variance; weights other than the target's t_m pull the
-average away from what is to be minimised, by sum (p_m - t_m)^2. For a price kappa of
-the second in units of the first, the best weights have a closed form:
+Noise adds sum p_m^2 v_m to the variance of the average. Weights p_m other than the
+target's t_m bias the average, by sum (p_m - t_m)^2. For a price kappa of the bias in
+units of the variance, the best weights have a closed form:
 
     minimise  sum p^2 v + kappa sum (p - t)^2   subject to  sum p = 1
     p = (kappa t + nu) / (v + kappa),  nu >= 0 such that they sum to 1
@@ -10,11 +10,11 @@ the second in units of the first, the best weights have a closed form:
 kappa = 0 weighs by inverse variance, kappa = infinity by the target. nu is never
 negative, because t / (1 + v / kappa) sums to at most 1: no weight is ever negative.
 
-Devices may leave before the end. Rounds are common to all devices, and the poorest
-could end a run for everybody. Instead a device may take part in the first rounds, as
-many as it can pay for, and leave; the others go on, with their weights renormalised.
-Its noise is for its own steps alone, so that a device which leaves early adds less of
-it while it is there.
+Devices may stop before the last round. All devices share the rounds, so the device with
+the smallest budget would end the run for all. Instead, a device may take part in the
+first rounds, as many as it can pay for, and stop. The others continue, with their
+weights renormalised. The noise of a device suits its own number of steps: a device that
+stops early adds less noise per round.
 """
 
 from collections.abc import Iterator
@@ -33,31 +33,31 @@ from fedbudget.problem import Problem
 TARGETS = ("uniform", "size")
 WEIGHTS = ("auto", *TARGETS)
 
-# A weight below this share of its target changes nothing but that device's spending.
-TRIFLE = 0.01
-_MANY = 20_000  # devices; of more, a sample stands for all, and less is tried
-_FEW = 10  # ends of a run: so many are all tried, of more some
-_PHASES = 6  # of a run, between which devices leave, that are told apart
+# A weight below this share of its target has no effect but that device's spending.
+NEGLIGIBLE = 0.01
+_MAX_DEVICES = 20_000  # above this number, a sample of devices and fewer candidates
+_MAX_ENDS = 10  # numbers of rounds to try; of more, some quantiles
+_MAX_PHASES = 6  # of a run, at whose ends devices stop; of more, some quantiles
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weighting:
-    """Candidate weights, summed up; the weights themselves are made when chosen."""
+    """Summary sums of candidate weights; `balanced` returns the weights themselves."""
 
-    kappa: Array  # shape (candidates,); infinite is the target itself
+    kappa: Array  # shape (candidates,); infinity stands for the target
     noise: Array  # sum p^2 v
     sampling: Array  # sum p^2 u, u the variance of a device's batch mean
     bias: Array  # sum (p - t)^2
 
 
 def check_target(weights: str, target: str) -> None:
-    """Raise unless the weights are known and may aim at the target."""
+    """Raise unless the weights and the target are valid together."""
     one_of("weights", weights, WEIGHTS)
     one_of("target", target, TARGETS)
     if weights not in ("auto", target) and target != TARGETS[0]:
         raise InvalidInputError(
-            f"weights {weights!r} are their own target, not {target!r}: leave one of "
-            "them out",
+            f"weights {weights!r} are their own target, not {target!r}: leave out one "
+            "of them",
             argument="weights",
         )
 
@@ -65,10 +65,10 @@ def check_target(weights: str, target: str) -> None:
 def target_weights(problem: Problem, weights: str, target: str = "uniform") -> Array:
     """Return the weights of the objective (paper: problem).
 
-    Uniform weighs every device alike, as the paper does; size weighs every sample.
+    `uniform` gives every device the same weight, as in the paper; `size`, every sample.
     """
-    aim = target if weights == "auto" else weights
-    size = problem.num_samples if aim == "size" else np.ones(problem.num_devices)
+    objective = target if weights == "auto" else weights
+    size = problem.num_samples if objective == "size" else np.ones(problem.num_devices)
     return np.asarray(size / size.sum())
 
 
@@ -88,11 +88,11 @@ def balanced(kappa: float, target: Array, variance: Array) -> Array:
 def candidate_weights(
     target: Array, variance: Array, sampling: Array, *, planned: bool
 ) -> Weighting:
-    """Sum up the candidates: only the target, or a range of kappa around `variance`."""
-    middle = float(np.median(variance))
+    """Return the target alone, or a range of kappa around the median variance."""
+    median = float(np.median(variance))
     kappas = [np.inf]
-    if planned and np.ptp(variance) > 1e-9 * middle:
-        kappas += [0.0, *(middle * 10.0 ** np.linspace(-3, 4, 15))]
+    if planned and np.ptp(variance) > 1e-9 * median:
+        kappas += [0.0, *(median * 10.0 ** np.linspace(-3, 4, 15))]
     sums = []
     for kappa in kappas:
         p = balanced(kappa, target, variance)
@@ -102,62 +102,64 @@ def candidate_weights(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Leaving:
-    """One way to go on after the poorest devices have left."""
+class EarlyStops:
+    """A schedule in which some devices stop before the last round."""
 
     tau: int
     rounds: int
     last_round: NDArray[np.int64]  # shape (M,)
 
     def variance(self, unit_variance: Array) -> Array:
-        """Return the noise of each device as if it spread over all rounds' steps."""
+        """Return each device's noise variance, spread over the steps of all rounds."""
         return np.asarray(unit_variance * self.last_round / self.rounds)
 
 
-def ways_to_leave(
+def early_stop_candidates(
     budget: Budget, prices: Prices, *, batch_size: NDArray[np.int64]
-) -> Iterator[Leaving]:
-    """Yield candidates whose last rounds only some devices pay for."""
+) -> Iterator[EarlyStops]:
+    """Yield schedules whose last rounds only some devices can pay for."""
     num_devices = len(batch_size)
-    few = num_devices > _MANY
-    taus = (1, 4, 16, 64) if few else (1, 3, 7, 15, 30, 60, 120)
-    shares = (0.5, 1.0) if few else (0.3, 0.7, 1.0)
+    fewer = num_devices > _MAX_DEVICES
+    taus = (1, 4, 16, 64) if fewer else (1, 3, 7, 15, 30, 60, 120)
+    shares = (0.5, 1.0) if fewer else (0.3, 0.7, 1.0)
     for tau in taus:
         each = rounds_each(budget, prices, tau=tau, batch_size=batch_size)
         if each.min() < 1 or each.min() == each.max():
             continue
         ends = np.unique(each)
-        if few or len(ends) > _FEW:
+        if fewer or len(ends) > _MAX_ENDS:
             ends = np.unique(np.quantile(each, shares, method="lower"))
         for rounds in ends:
             if rounds > each.min():
                 last = np.broadcast_to(np.minimum(each, rounds), (num_devices,))
-                yield Leaving(tau=tau, rounds=int(rounds), last_round=last)
+                yield EarlyStops(tau=tau, rounds=int(rounds), last_round=last)
 
 
-def weigh_leaving(
-    way: Leaving, target: Array, variance: Array, sampling: Array, *, planned: bool
+def candidate_weights_with_stops(
+    stops: EarlyStops, target: Array, variance: Array, sampling: Array, *, planned: bool
 ) -> Weighting:
-    """Sum up candidate weights, renormalised over whoever is still there.
+    """Return candidate weights, renormalised over the devices still taking part.
 
-    Noise and sampling are means over the rounds; the bias is the worst phase's, since
-    a model forgets what the rounds before the last ones pulled it to.
+    Noise and sampling are means over the rounds. The bias is that of the worst phase,
+    since later rounds undo the bias of earlier ones.
     """
-    last_round, part = way.last_round, 1.0
-    if len(target) > _MANY:
-        every = slice(None, None, -(-len(target) // _MANY))
-        last_round, variance = last_round[every], variance[every]
-        sampling = sampling[every]
+    last_round, part = stops.last_round, 1.0
+    if len(target) > _MAX_DEVICES:
+        sample = slice(None, None, -(-len(target) // _MAX_DEVICES))
+        last_round, variance = last_round[sample], variance[sample]
+        sampling = sampling[sample]
         # Sums of squared weights fall as one over the number of devices.
         part = len(last_round) / len(target)
-        target = target[every] / target[every].sum()
-    middle = float(np.median(variance))
+        target = target[sample] / target[sample].sum()
+    median = float(np.median(variance))
     kappas = [np.inf]
     if planned:
-        kappas += [0.0, *(middle * 10.0 ** np.array([-2.0, -1, 0, 1, 2]))]
+        kappas += [0.0, *(median * 10.0 ** np.array([-2.0, -1, 0, 1, 2]))]
     ends = np.unique(last_round)
-    if len(ends) > _PHASES:
-        ends = np.unique(np.quantile(ends, np.linspace(0, 1, _PHASES), method="lower"))
+    if len(ends) > _MAX_PHASES:
+        ends = np.unique(
+            np.quantile(ends, np.linspace(0, 1, _MAX_PHASES), method="lower")
+        )
     shares = np.diff(np.concatenate([[0], ends])) / ends[-1]
     sums = []
     for kappa in kappas:
@@ -176,12 +178,12 @@ def weigh_leaving(
     )
 
 
-def without_trifles(weights: Array, target: Array, *, needed: Bools) -> Array:
-    """Set weights that change nothing to zero: such a device need not spend anything.
+def drop_negligible(weights: Array, target: Array, *, needed: Bools) -> Array:
+    """Set negligible weights to 0, so that these devices spend nothing.
 
-    >>> weights, nobody = np.array([0.5, 0.499, 0.001]), np.zeros(3, dtype=bool)
-    >>> without_trifles(weights, np.full(3, 1 / 3), needed=nobody).round(3)
+    >>> weights, needed = np.array([0.5, 0.499, 0.001]), np.zeros(3, dtype=bool)
+    >>> drop_negligible(weights, np.full(3, 1 / 3), needed=needed).round(3)
     array([0.501, 0.499, 0.   ])
     """
-    kept = np.where((weights < TRIFLE * target) & ~needed, 0.0, weights)
-    return np.asarray(kept / kept.sum())
+    nonzero = np.where((weights < NEGLIGIBLE * target) & ~needed, 0.0, weights)
+    return np.asarray(nonzero / nonzero.sum())

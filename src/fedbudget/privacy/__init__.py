@@ -1,9 +1,9 @@
-"""What a run of noisy gradients costs in privacy, and the noise a budget asks for.
+"""The privacy loss of a run of noisy gradients, and the noise that a budget needs.
 
 Unit of privacy: one sample. Neighbours: one sample of one device is replaced.
-Adversary: the server, the other devices and whoever sees every upload. A device
-releases K gradients, each a mean over X samples whose own gradients have norm at
-most G, each with fresh Gaussian noise of std sigma per coordinate.
+Adversary: the server, the other devices and anyone who sees every upload. A device
+releases K gradients. Each is a mean over X samples whose gradients have norm at most G,
+plus independent Gaussian noise of std sigma per coordinate.
 
 Three accountants answer the same two questions (epsilon of a run, noise for a
 budget), each for one device or for an array of them:
@@ -13,7 +13,7 @@ budget), each for one device or for an array of them:
     zcdp   the paper's: rho = mu^2 / 2, epsilon = rho + 2 sqrt(rho log(1/delta))
     pld    for Poisson-sampled batches, through Google's dp-accounting
 
-Everything rounds towards privacy: an epsilon is exact or too high.
+All results are rounded towards privacy: an epsilon is exact or too high.
 """
 
 from fedbudget.checks import one_of

@@ -1,4 +1,4 @@
-"""The accountants: one set of questions, three ways to answer them."""
+"""The accountants: one interface, three methods."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from fedbudget.privacy.conversions import (
 )
 from fedbudget.privacy.runs import NoisyGradients
 
-# Calibration aims this far below the budget's rho, so that a strict ledger which adds
-# up the same steps in another order does not refuse the last one.
+# Calibration aims below the budget's rho by this share. A strict ledger adds up the
+# same steps in another order; rounding must not make it refuse the last one.
 SLACK = 1e-9
 
 
 class Accountant(ABC):
-    """Answers two questions about runs of noisy gradients.
+    """Computes the epsilon of a run, and the noise for a budget.
 
-    `prior_mu` is what has been spent before the run, as Gaussian DP: a constant that
-    was measured on the same rows, or rounds that already happened.
+    `prior_mu` is the privacy loss before the run, as Gaussian DP: of constants that
+    were measured on the same rows, or of earlier rounds.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Accountant(ABC):
     ) -> Array:
         """Return the epsilon that each device spends; exact or too high.
 
-        `at_most` is an epsilon known to be enough: it only makes the answer faster.
+        `at_most` is a known upper bound of epsilon; it only speeds up the search.
         """
 
     @abstractmethod
@@ -56,13 +56,13 @@ class Accountant(ABC):
     ) -> Array:
         """Return the least noise multiplier that keeps each device within budget.
 
-        Infinite where `prior_mu` has already spent the budget.
+        Infinite if `prior_mu` has already spent the budget.
         """
 
     def noise_std(
         self, *, lipschitz: ArrayLike, batch_size: ArrayLike, **budget: ArrayLike
     ) -> Array:
-        """Return the noise on a mean gradient; see `noise_multiplier`.
+        """Return the noise std on a mean gradient; see `noise_multiplier`.
 
         >>> float(ZCDP.noise_std(
         ...     lipschitz=1, batch_size=100, epsilon=2.58788, delta=1e-4, steps=200))
@@ -74,10 +74,10 @@ class Accountant(ABC):
 
 @dataclass(frozen=True)
 class GaussianAccountant(Accountant):
-    """Composes Gaussians by adding mu^2; two conversions to epsilon exist.
+    """Composes Gaussian mechanisms by adding mu^2, then converts to epsilon.
 
     Sampled batches are accounted for as if every sample took part in every step:
-    valid, and too high.
+    valid, but too high.
     """
 
     name: str
@@ -96,9 +96,9 @@ class GaussianAccountant(Accountant):
         mu = np.hypot(run.mu, floats(prior_mu))
         if np.all(mu > 0):
             return self.epsilon_from_mu(mu, delta, at_most=at_most)
-        # A device that takes no step, and took none before, has lost nothing.
-        some = self.epsilon_from_mu(np.where(mu > 0, mu, 1.0), delta)
-        return np.where(mu > 0, some, 0.0)
+        # A device without any step, now or before, has epsilon 0.
+        epsilon = self.epsilon_from_mu(np.where(mu > 0, mu, 1.0), delta)
+        return np.where(mu > 0, epsilon, 0.0)
 
     def noise_multiplier(
         self,
@@ -113,9 +113,9 @@ class GaussianAccountant(Accountant):
         del sampling_probability  # no amplification is claimed
         rho = floats(self.mu_from_epsilon(epsilon, delta)) ** 2 / 2
         spent = floats(prior_mu) ** 2 / 2
-        left = np.maximum(rho * (1 - SLACK) - spent, 0.0)
+        remaining = np.maximum(rho * (1 - SLACK) - spent, 0.0)
         with np.errstate(divide="ignore"):
-            return np.sqrt(2 * floats(steps) / left)
+            return np.sqrt(2 * floats(steps) / remaining)
 
 
 def _zcdp_epsilon(

@@ -1,6 +1,6 @@
-"""Between rho, mu, epsilon and delta: the formulas, vectorised, rounded to privacy.
+"""Conversions between rho, mu, epsilon and delta: vectorised, rounded towards privacy.
 
-NumPy and the standard library only: devices run this too.
+NumPy and the standard library only: devices run this code too.
 """
 
 import math
@@ -15,7 +15,7 @@ from fedbudget.checks import Array, floats
 Index: TypeAlias = NDArray[np.intp]
 
 _SQRT_2PI = math.sqrt(2 * math.pi)
-_ROUNDING = 8 * np.finfo(np.float64).eps  # more than a closed formula loses
+_ROUNDING = 8 * np.finfo(np.float64).eps  # above the rounding error of a closed formula
 
 
 def epsilon_from_rho(rho: ArrayLike, delta: ArrayLike) -> Array:
@@ -34,7 +34,9 @@ def rho_from_epsilon(epsilon: ArrayLike, delta: ArrayLike) -> Array:
     # Departs from the paper's Z, whose other root overspends: docs/paper.md, erratum 1.
     eps, log_term = floats(epsilon), -np.log(floats(delta))
     rho = (eps / (np.sqrt(log_term + eps) + np.sqrt(log_term))) ** 2
-    return np.asarray(rho * (1 - 4 * _ROUNDING))  # so that its epsilon is not above
+    return np.asarray(
+        rho * (1 - 4 * _ROUNDING)
+    )  # so that its epsilon is not above the input
 
 
 def delta_from_mu(mu: ArrayLike, epsilon: ArrayLike) -> Array:
@@ -65,11 +67,11 @@ def mu_from_epsilon(epsilon: ArrayLike, delta: ArrayLike) -> Array:
     def step(mu: Array, index: Index) -> Array:
         # d delta / d mu = phi(u), u = epsilon/mu - mu/2, and d phi(u) / d mu follows.
         e = eps[index]
-        reached, _ = _delta_and_slope(mu, e)
+        delta_at, _ = _delta_and_slope(mu, e)
         u = e / mu - mu / 2
         first = np.exp(-(u**2) / 2) / _SQRT_2PI
         second = first * u * (e / mu**2 + 0.5)
-        return mu + _halley(limit[index], reached, first, second)
+        return mu + _halley(limit[index], delta_at, first, second)
 
     def overspends(mu: Array, index: Index) -> NDArray[np.bool_]:
         return delta_from_mu(mu, eps[index]) > limit[index]
@@ -82,7 +84,7 @@ def epsilon_from_mu(
 ) -> Array:
     """Return the epsilon of mu-Gaussian DP at delta, rounded up.
 
-    `at_most` is an epsilon that is known to be enough, from which the search starts.
+    `at_most` is a known upper bound, from which the search starts.
 
     >>> float(epsilon_from_mu(1.0, 0.12694))
     0.9999...
@@ -91,16 +93,16 @@ def epsilon_from_mu(
     if shared is not None:
         return epsilon_from_mu(*shared[:2])[shared[2]]
     m, limit, shape = _flat(mu, delta)
-    start = epsilon_from_rho(m**2 / 2, limit)  # zCDP's answer is never below
+    start = epsilon_from_rho(m**2 / 2, limit)  # zCDP's is never below the exact one
     if at_most is not None:
         start = np.minimum(start, np.broadcast_to(floats(at_most), shape).ravel())
 
     def step(epsilon: Array, index: Index) -> Array:
         # d delta / d epsilon = -e^epsilon Phi(-epsilon/mu - mu/2).
         mu = m[index]
-        reached, slope = _delta_and_slope(mu, epsilon)
+        delta_at, slope = _delta_and_slope(mu, epsilon)
         phi = np.exp(-((epsilon / mu - mu / 2) ** 2) / 2) / _SQRT_2PI
-        move = _halley(limit[index], reached, -slope, phi / mu - slope)
+        move = _halley(limit[index], delta_at, -slope, phi / mu - slope)
         return np.maximum(epsilon + move, 0.0)
 
     def too_low(epsilon: Array, index: Index) -> NDArray[np.bool_]:
@@ -113,38 +115,41 @@ def _delta_and_slope(mu: Array, epsilon: Array) -> tuple[Array, Array]:
     """Return delta, rounded up, and -d delta / d epsilon = e^epsilon Phi(-b sqrt 2)."""
     a = (epsilon / mu - mu / 2) / math.sqrt(2)
     b = (epsilon / mu + mu / 2) / math.sqrt(2)
-    left = 0.5 * _erfc(a)
+    first = 0.5 * _erfc(a)
     # e^epsilon erfc(b) = e^(epsilon - b^2) erfcx(b), and b^2 - a^2 = epsilon.
-    right = 0.5 * np.exp(-(a**2)) * _erfcx(b)
-    # The difference may cancel; what rounding can have cost is added back.
+    second = 0.5 * np.exp(-(a**2)) * _erfcx(b)
+    # The difference may cancel: add a bound on the rounding error.
     rounding = np.finfo(np.float64).eps * (4 + 2 * np.minimum(b, 26.0) ** 2)
-    return np.minimum(np.maximum(left - right, 0.0) + rounding * left, 1.0), right
+    delta = np.maximum(first - second, 0.0) + rounding * first
+    return np.minimum(delta, 1.0), second
 
 
-def _halley(goal: Array, reached: Array, first: Array, second: Array) -> Array:
-    """Return Halley's step towards log(reached) = log(goal); converges cubically.
+def _halley(goal: Array, value: Array, first: Array, second: Array) -> Array:
+    """Return Halley's step towards log(value) = log(goal); converges cubically.
 
-    It is Newton's step over a correction. log delta is concave in mu and in epsilon,
-    so that Newton's falls short from the safe side; twice that is as far as we go.
+    It is Newton's step divided by a correction. log delta is concave in mu and in
+    epsilon, so Newton's step stays on the safe side; at most twice that step is taken.
     """
-    miss = np.log(reached / goal)
-    slope = first / reached
-    bend = second / reached - slope**2
-    correction = np.maximum(1 - miss * bend / (2 * slope**2), 0.5)
-    return -miss / slope / correction
+    error = np.log(value / goal)
+    slope = first / value
+    curvature = second / value - slope**2
+    correction = np.maximum(1 - error * curvature / (2 * slope**2), 0.5)
+    return -error / slope / correction
 
 
 def _iterate(step: Callable[[Array, Index], Array], start: Array) -> Array:
-    """Repeat a step on the entries that still move."""
+    """Repeat a step on the entries that have not converged."""
     values = np.array(start)
     moving = np.arange(values.size)
-    for _ in range(50):  # 3 or 4 are enough; the cap ends a dance of the last bits
+    for _ in range(
+        50
+    ):  # 3 or 4 are enough; the limit stops oscillation of the last bits
         old = values[moving]
         with np.errstate(all="ignore"):
             new = step(old, moving)
-        # Where delta underflows, the start stays: it is on the safe side.
+        # If delta underflows, the start is kept: it is on the safe side.
         values[moving] = np.where(np.isfinite(new), new, old)
-        # After a step that small, the next one would be below rounding.
+        # After such a small step, the next one would be below rounding.
         moving = moving[np.abs(values[moving] - old) > 1e-5 * np.abs(old)]
         if moving.size == 0:
             break
@@ -152,11 +157,11 @@ def _iterate(step: Callable[[Array, Index], Array], start: Array) -> Array:
 
 
 def _nudge(
-    values: Array, wrong: Callable[[Array, Index], NDArray[np.bool_]], *, by: float
+    values: Array, unsafe: Callable[[Array, Index], NDArray[np.bool_]], *, by: float
 ) -> Array:
-    """Move all entries a hair to the safe side, then those further that need it.
+    """Move all entries slightly to the safe side, and unsafe ones further.
 
-    Downwards they end at zero: where rounding hides every positive mu, none is safe.
+    Downwards, the limit is zero: if rounding hides every positive mu, none is safe.
     """
     index = np.arange(values.size)
     while index.size:
@@ -164,13 +169,13 @@ def _nudge(
             values[index] = 0.0
             break
         values[index] += by * np.maximum(values[index], 1e-300)
-        by *= 2  # twice as far each time: it ends, however flat the function is
-        index = index[wrong(values[index], index)]
+        by *= 2  # doubled each time: it ends, however flat the function is
+        index = index[unsafe(values[index], index)]
     return values
 
 
 def _flat(first: ArrayLike, second: ArrayLike) -> tuple[Array, Array, tuple[int, ...]]:
-    """Broadcast two arguments, flatten them, and remember their shape."""
+    """Broadcast two arguments; return them flat, and their shape."""
     one, other = np.broadcast_arrays(floats(first), floats(second))
     return one.ravel(), other.ravel(), one.shape
 
@@ -178,10 +183,10 @@ def _flat(first: ArrayLike, second: ArrayLike) -> tuple[Array, Array, tuple[int,
 def _shared_pairs(
     first: ArrayLike, second: ArrayLike, *, exact: bool = False
 ) -> tuple[Array, Array, Index] | None:
-    """Return the distinct pairs, and which is whose, where a large fleet shares a few.
+    """Return the distinct pairs and their inverse, if a large fleet has few of them.
 
-    Unless exact, `first` is rounded up to 12 digits: devices of unlike sizes with one
-    budget have one mu but for the last bits.
+    Unless exact, `first` is rounded up to 12 digits: devices of different sizes with
+    one budget have the same mu except for the last bits.
     """
     one, other, shape = _flat(first, second)
     if one.size < 1000:
@@ -193,8 +198,8 @@ def _shared_pairs(
     both = one + 1j * other
     if np.unique(both[:1000]).size > 500:
         return None
-    pairs, whose = np.unique(both, return_inverse=True)
-    return pairs.real.copy(), pairs.imag.copy(), whose.reshape(shape)
+    pairs, inverse = np.unique(both, return_inverse=True)
+    return pairs.real.copy(), pairs.imag.copy(), inverse.reshape(shape)
 
 
 def _erfc(x: Array) -> Array:

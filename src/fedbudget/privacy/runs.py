@@ -1,4 +1,4 @@
-"""A run of noisy gradients, what an epsilon promises of it, and when that is little."""
+"""A run of noisy gradients, its privacy statement, and warnings of weak guarantees."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class NoisyGradients:
     def __post_init__(self) -> None:
         for name in ("lipschitz", "batch_size", "noise_std"):
             within(name, getattr(self, name), above=0)
-        within("steps", self.steps, least=0)  # none by a device that is not asked
+        within("steps", self.steps, least=0)  # 0 for a device that is not selected
         within("sampling_probability", self.sampling_probability, above=0, most=1)
         within("blocks", self.blocks, least=1)
         for name in ("steps", "blocks"):
@@ -48,22 +48,22 @@ class NoisyGradients:
 
     @property
     def laps(self) -> Array:
-        """How many steps use any one sample, at most: ceil(K / B).
+        """The largest number of steps that use any one sample: ceil(K / B).
 
-        Of B steps in a row a sample is in one, wherever they start: together they cost
-        what one step costs (parallel composition, also where later steps depend on
-        the answers of earlier ones). Without disjoint batches, it is all K.
+        A sample is in one of any B consecutive steps: together they cost as much as
+        one step (parallel composition, also if later steps depend on earlier answers).
+        Without disjoint batches, it is K.
         """
         return -(-floats(self.steps) // floats(self.blocks))
 
     @property
     def noise_multiplier(self) -> Array:
-        """Noise over the norm of one sample's share G / X (dp-accounting's term)."""
+        """Noise std over one sample's share G / X (as in dp-accounting)."""
         return floats(self.noise_std) * floats(self.batch_size) / floats(self.lipschitz)
 
     @property
     def mu(self) -> Array:
-        """The run's Gaussian-DP parameter, as if nothing were sampled.
+        """The run's Gaussian-DP parameter, without amplification by sampling.
 
         Steps add up in mu^2, as they do in rho (paper: composition).
         """
@@ -77,7 +77,7 @@ class NoisyGradients:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """What an epsilon promises, to whom, and against whom."""
+    """The privacy guarantee of a run: its unit, its neighbours and its adversary."""
 
     epsilon: float  # the largest over the devices
     delta: float  # the largest over the devices
@@ -88,7 +88,7 @@ class PrivacyStatement:
 
     def __str__(self) -> str:
         if self.epsilon == np.inf:
-            return "NOT PRIVATE: no noise was added, and nothing is promised"
+            return "NOT PRIVATE: no noise was added, and there is no privacy guarantee"
         return (
             f"({rounded_up(self.epsilon, digits=6)}, "
             f"{rounded_up(self.delta, digits=4)})-differential privacy for "
@@ -98,23 +98,23 @@ class PrivacyStatement:
 
 
 def rounded_up(value: float, *, digits: int = 4) -> str:
-    """Show a number with a few digits, rounded up: no epsilon may look smaller.
+    """Show a number with a few digits, rounded up: an epsilon must not look smaller.
 
     >>> rounded_up(1.23401), rounded_up(4.0), rounded_up(3.9999999)
     ('1.235', '4', '4')
     """
     if not np.isfinite(value):
         return f"{value:g}"
-    exact = Decimal(repr(float(value)))  # 0.0001, not the 0.000100000000000000005 it is
+    exact = Decimal(repr(float(value)))  # 0.0001, not 0.000100000000000000005
     step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"
 
 
 def dp_event(run: NoisyGradients, device: int | None = None) -> Any:
-    """Return one device's run as a dp-accounting event, as `plan.gradients` has it.
+    """Return one device's run, such as `plan.gradients`, as a dp-accounting event.
 
-    Its noise multiplier is relative to one sample's share G / X: account for it with
-    NeighboringRelation.REPLACE_ONE, which doubles the sensitivity itself.
+    Its noise multiplier is relative to one sample's share G / X: use an accountant with
+    NeighboringRelation.REPLACE_ONE, which doubles the sensitivity.
     """
     dp_accounting = dp_accounting_or_raise()
     each = (run.noise_multiplier, floats(run.sampling_probability), run.laps)
@@ -127,7 +127,7 @@ def dp_event(run: NoisyGradients, device: int | None = None) -> Any:
         )
     if device is not None and not 0 <= device < count:
         raise InvalidInputError(
-            f"device {device} is not there: choose 0 .. {count - 1}"
+            f"device {device} does not exist: choose 0 .. {count - 1}"
         )
     noise, probability, laps = (float(column[device or 0]) for column in columns)
     event = dp_accounting.GaussianDpEvent(noise)
@@ -137,36 +137,36 @@ def dp_event(run: NoisyGradients, device: int | None = None) -> Any:
 
 
 def dp_accounting_or_raise() -> Any:
-    """Import dp-accounting, or say how to get it."""
+    """Import dp-accounting, or raise a `MissingExtraError`."""
     with needed("accountant 'pld'", "dp-accounting"):
         import dp_accounting
     return dp_accounting
 
 
-WEAK_EPSILON = 10.0  # above it, a promise is usually called weak
+WEAK_EPSILON = 10.0  # above it, a guarantee is usually called weak
 
 
-def weak_promises(
+def weak_guarantees(
     epsilon: Array, delta: Array, num_samples: NDArray[np.int64]
 ) -> Iterator[str]:
-    """Say where an epsilon or a delta promises a device little, the worst device first.
+    """Yield a warning for a weak epsilon or delta, each for the worst device.
 
-    An infinite epsilon promises nothing at all, which `PrivacyStatement` says.
+    For an infinite epsilon, see `PrivacyStatement`.
 
-    >>> list(weak_promises(np.array([4.0]), np.array([1e-4]), np.array([100])))
+    >>> list(weak_guarantees(np.array([4.0]), np.array([1e-4]), np.array([100])))
     []
     """
     worst = int(np.argmax(delta * num_samples))
     if delta[worst] * num_samples[worst] >= 1:
         yield (
             f"delta {delta[worst]:g} is not below one over the {num_samples[worst]} "
-            f"samples of device {worst}: it would allow to publish one of them; lower "
-            "delta"
+            f"samples of device {worst}: publishing one of them would be allowed; "
+            "lower delta"
         )
     worst = int(np.argmax(epsilon))
     if WEAK_EPSILON < epsilon[worst] < np.inf:
         yield (
             f"epsilon {rounded_up(epsilon[worst])} of device {worst} is above "
-            f"{WEAK_EPSILON:g}, usually called a weak promise: lower it if the model "
-            "can bear that"
+            f"{WEAK_EPSILON:g}, usually called a weak guarantee: lower it if the "
+            "model stays accurate enough"
         )

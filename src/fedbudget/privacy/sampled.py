@@ -11,17 +11,17 @@ from fedbudget.checks import Array, floats
 from fedbudget.privacy.accountants import GDP, Accountant
 from fedbudget.privacy.runs import NoisyGradients, dp_accounting_or_raise, dp_event
 
-# Noise multiplier, sampling probability, and how many steps (none is fine).
+# Noise multiplier, sampling probability, number of steps (may be 0).
 SampledSteps: TypeAlias = tuple[ArrayLike, ArrayLike, ArrayLike]
 
-_PRECISION = 1e-4  # of a calibrated noise multiplier, as a share of it
+_PRECISION = 1e-4  # relative, of a calibrated noise multiplier
 
 
 class PldAccountant(Accountant):
     """Poisson-sampled batches, by dp-accounting's privacy loss distributions.
 
-    Each distinct combination of arguments is computed once: a million devices that
-    share a few budgets and one sampling probability take as long as those few.
+    Each distinct combination of arguments is computed once: a million devices with a
+    few distinct budgets and one sampling probability take as long as a few devices.
     """
 
     name = "pld"
@@ -46,8 +46,8 @@ class PldAccountant(Accountant):
         delta: ArrayLike,
         prior_mu: ArrayLike = 0.0,
     ) -> Array:
-        """Return the epsilon that each device spends in steps of several kinds."""
-        columns = [column for kind in steps for column in kind]
+        """Return the epsilon that each device spends in several groups of steps."""
+        columns = [column for group in steps for column in group]
         return _over_distinct(_pld_epsilon, delta, prior_mu, *columns)
 
     def noise_multiplier(
@@ -68,7 +68,7 @@ class PldAccountant(Accountant):
 def _pld_epsilon(delta: float, prior: float, *runs: float) -> float:
     """Compose runs, three numbers each: noise multiplier, probability, steps."""
     dp_accounting = dp_accounting_or_raise()
-    described = [
+    gradients = [
         NoisyGradients(
             lipschitz=1.0,
             batch_size=1.0,
@@ -79,19 +79,19 @@ def _pld_epsilon(delta: float, prior: float, *runs: float) -> float:
         for multiplier, probability, steps in zip(*[iter(runs)] * 3, strict=True)
         if steps > 0
     ]
-    if not described and prior == 0:
+    if not gradients and prior == 0:
         return 0.0
-    mu = math.hypot(prior, *(float(run.mu) for run in described))
+    mu = math.hypot(prior, *(float(run.mu) for run in gradients))
     unsampled = float(GDP.epsilon_from_mu(mu, delta))
-    if unsampled > 1e8:  # its grid would be too wide for floats; see below: also valid
+    if unsampled > 1e8:  # too wide a grid for floats; this bound is valid, too
         return unsampled
     accountant = _pld_accountant(unsampled)
-    for run in described:
+    for run in gradients:
         accountant.compose(dp_event(run))
     if prior > 0:
         accountant.compose(dp_accounting.GaussianDpEvent(2 / prior))
-    # Counting every sample into every step is valid too, and better at tiny deltas,
-    # which the distribution's truncated tails cannot resolve.
+    # The bound without sampling is valid too, and better at tiny deltas, which the
+    # distribution's truncated tails cannot resolve.
     return min(float(accountant.get_epsilon(delta)), unsampled)
 
 
@@ -100,8 +100,8 @@ def _pld_accountant(largest: float) -> Any:
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
-    # Losses are rounded up to this grid. A tenth of its default fineness costs about
-    # 1e-4 of epsilon and is ten times faster; enormous losses need it wider still.
+    # Losses are rounded up to this grid. An interval ten times the default costs about
+    # 1e-4 of epsilon and is ten times faster; very large losses need it wider still.
     interval = max(1e-3 * min(1.0, largest), 1e-6 * largest)
     return PLDAccountant(NeighboringRelation.REPLACE_ONE, interval)
 
@@ -118,20 +118,20 @@ def _pld_noise_multiplier(
         spent = _pld_epsilon(delta, prior, multiplier, probability, steps)
         return math.log(max(spent, 1e-12) / epsilon)
 
-    most = float(
+    largest = float(
         GDP.noise_multiplier(epsilon=epsilon, delta=delta, steps=steps, prior_mu=prior)
     )
-    if not math.isfinite(most):
-        return most
-    high = math.log(most)
-    # In the limit of many steps, a share q of the rows needs a share q of the noise.
+    if not math.isfinite(largest):
+        return largest
+    high = math.log(largest)
+    # For many steps, sampling a share q of the rows needs a share q of the noise.
     low = high + math.log(probability) - 0.1
     while excess(low) <= 0:
         high, low = low, low - 1
     if high - low < _PRECISION:
         return math.exp(high)
     root = optimize.brentq(excess, low, high, xtol=_PRECISION / 2)
-    while excess(root) > 0 and root < high:  # on the private side of the root
+    while excess(root) > 0 and root < high:  # move to the private side of the root
         root += _PRECISION / 2
     return math.exp(min(root, high))
 

@@ -1,1 +1,1 @@
-"""Tables, figures and pages made from what runs left behind, never from live runs."""
+"""Tables, figures and pages made from recorded runs, never from live ones."""

@@ -1,4 +1,4 @@
-"""What a reader should do next, from the numbers of a run and its alternatives."""
+"""Advice to the reader of a report, from a run's numbers and its alternatives."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbudget.planning.advice import better
-from fedbudget.privacy.runs import weak_promises
+from fedbudget.privacy.runs import weak_guarantees
 from fedbudget.record import RecordedRun
 from fedbudget.reporting.comparison import (
     CENTRAL,
@@ -21,22 +21,22 @@ from fedbudget.text import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """One sentence, and how it is meant."""
+    """One piece of advice and its severity."""
 
     kind: str  # bad, fair or good
     text: str
 
 
 def advice(run: RecordedRun, comparison: Comparison | None) -> list[Advice]:
-    """Return what follows from a run, the gravest first."""
-    found = [
+    """Return the advice that follows from a run, the most severe first."""
+    items = [
         *_about_privacy(run),
         *_about_answers(run),
         *_about_federating(run, comparison),
         *_about_budgets(run, comparison),
     ]
     order = {"bad": 0, "fair": 1, "good": 2}
-    return sorted(found, key=lambda item: order[item.kind])
+    return sorted(items, key=lambda item: order[item.kind])
 
 
 def _about_privacy(run: RecordedRun) -> Iterator[Advice]:
@@ -44,11 +44,11 @@ def _about_privacy(run: RecordedRun) -> Iterator[Advice]:
     if np.isinf(plan.epsilon).any():
         yield Advice(
             kind="bad",
-            text="Nothing is promised: no noise was added. Use this run as a baseline, "
-            "and release nothing of it.",
+            text="There is no privacy guarantee: no noise was added. Use this run as a "
+            "baseline, and do not release its model.",
         )
         return
-    for weakness in weak_promises(plan.epsilon, plan.delta, plan.num_samples):
+    for weakness in weak_guarantees(plan.epsilon, plan.delta, plan.num_samples):
         yield Advice(kind="fair", text=f"{_sentence(weakness)}.")
 
 
@@ -57,27 +57,27 @@ def _about_answers(run: RecordedRun) -> Iterator[Advice]:
         yield Advice(
             kind="bad",
             text=f"The run stopped after round {len(run.rounds)} of {run.plan.rounds}: "
-            "run the same command again, and it goes on from there.",
+            "run the same command again to resume it.",
         )
-    asked = [int(run.plan.takes_part(done.number).sum()) for done in run.rounds]
-    lost = sum(
+    selected = [int(run.plan.takes_part(done.number).sum()) for done in run.rounds]
+    missing = sum(
         max(0, count - done.answered)
-        for count, done in zip(asked, run.rounds, strict=True)
+        for count, done in zip(selected, run.rounds, strict=True)
     )
     refused = sum(len(done.refused) for done in run.rounds)
     if refused:
         yield Advice(
             kind="fair",
-            text=f"Devices refused {counted(refused, 'round')}, which would have "
-            "overdrawn their budgets: plan again with what they have left.",
+            text=f"Devices refused {counted(refused, 'request')} that would have "
+            "exceeded their budgets: plan again with the remaining budgets.",
         )
-    if lost > refused:
-        gone = counted(lost - refused, "answer")
-        gone += " was" if lost - refused == 1 else " were"
+    if missing > refused:
+        lost = missing - refused
         yield Advice(
             kind="fair",
-            text=f"{gone} paid for and did not arrive, of "
-            f"{sum(asked)}: look at the network, or plan fewer rounds.",
+            text=f"{lost} of {counted(sum(selected), 'answer')} "
+            f"{'was' if lost == 1 else 'were'} paid for but did not arrive: check the "
+            "network, or plan fewer rounds.",
         )
 
 
@@ -86,7 +86,7 @@ def _about_federating(
 ) -> Iterator[Advice]:
     if comparison is not None:
         yield from _about_alternatives(comparison)
-    elif run.plan.advice:  # only predicted: what is measured says more
+    elif run.plan.advice:  # a prediction: used only where nothing was measured
         yield Advice(kind="fair", text=f"{_sentence(run.plan.advice)}.")
 
 
@@ -94,103 +94,115 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _about_alternatives(found: Comparison) -> Iterator[Advice]:
-    what = "accuracy" if found.higher_is_better else "loss"
-    if not _better(found, RUN, CONSTANT):
+def _about_alternatives(comparison: Comparison) -> Iterator[Advice]:
+    metric = _metric_word(comparison)
+    run, local = _show(comparison, RUN), _show(comparison, LOCAL)
+    if not _better(comparison, RUN, CONSTANT):
         yield Advice(
             kind="bad",
-            text=f"The model ({_show(found, RUN)}) is no better than a constant guess "
-            f"({_show(found, CONSTANT)}): raise a budget, or do not run this at all.",
+            text=f"The model ({metric} {run}) is no better than a constant guess "
+            f"({_show(comparison, CONSTANT)}): raise a budget, or do not use it.",
         )
-    if not _better(found, RUN, LOCAL):
+    if not _better(comparison, RUN, LOCAL):
         yield Advice(
             kind="fair",
-            text="Federation does not pay on average: devices with their own rows "
-            f"alone, and nothing sent, reach {what} {_show(found, LOCAL)}, this run "
-            f"{_show(found, RUN)}; with it, {_counts(found, RUN)}.",
+            text=f"Federation does not pay on average: this run ({metric} {run}) is "
+            f"not clearly better than local-only training ({local}), which sends "
+            f"nothing. {_counts(comparison, RUN)}.",
         )
     else:
         yield Advice(
             kind="good",
-            text="On average devices do better with this model than with their own "
-            f"rows alone, {what} {_show(found, RUN)} against {_show(found, LOCAL)}: "
-            f"{_counts(found, RUN)}.",
+            text=f"On average this run ({metric} {run}) is better than local-only "
+            f"training ({local}). {_counts(comparison, RUN)}.",
         )
-    if PERSONAL in found.means and (
-        _better(found, PERSONAL, RUN)
-        or (_better(found, PERSONAL, LOCAL) and not _better(found, RUN, LOCAL))
+    if PERSONAL in comparison.means and (
+        _better(comparison, PERSONAL, RUN)
+        or (
+            _better(comparison, PERSONAL, LOCAL) and not _better(comparison, RUN, LOCAL)
+        )
     ):
-        yield _about_personal(found, what)
-    if not _better(found, CENTRAL, RUN):
-        yield Advice(
-            kind="good",
-            text=f"All rows in one place, without privacy, reach {what} "
-            f"{_show(found, CENTRAL)}: there is little left to buy.",
-        )
-    else:
-        yield Advice(
-            kind="fair",
-            text=f"All rows in one place, without privacy, would reach {what} "
-            f"{_show(found, CENTRAL)}: budgets and distance cost "
-            f"{_difference(found)}.",
-        )
+        yield _about_personal(comparison)
+    yield _about_central(comparison)
 
 
-def _about_personal(found: Comparison, what: str) -> Advice:
-    reached = f"{what} {_show(found, PERSONAL)}"
-    if not _better(found, PERSONAL, LOCAL):
+def _about_personal(comparison: Comparison) -> Advice:
+    metric, personal = _metric_word(comparison), _show(comparison, PERSONAL)
+    if not _better(comparison, PERSONAL, LOCAL):
         return Advice(
             kind="fair",
-            text=f"Adapted to each device's own rows, the model reaches {reached}; "
-            f"devices reach {_show(found, LOCAL)} without it: at these budgets "
-            "federation adds nothing.",
+            text=f"Personal models, adapted to each device's own rows, reach {metric} "
+            f"{personal}; local-only training reaches {_show(comparison, LOCAL)}. At "
+            "these budgets federation adds nothing.",
         )
     return Advice(
         kind="good",
-        text=f"Let devices adapt the model to their own rows: {reached}, at no cost in "
-        "privacy or messages; against their own rows alone, "
-        f"{_counts(found, PERSONAL)}.",
+        text="Let devices adapt the model to their own rows: these personal models "
+        f"reach {metric} {personal} and cost no privacy and no messages. "
+        f"{_counts(comparison, PERSONAL)}.",
+    )
+
+
+def _about_central(comparison: Comparison) -> Advice:
+    metric, central = _metric_word(comparison), _show(comparison, CENTRAL)
+    if not _better(comparison, CENTRAL, RUN):
+        return Advice(
+            kind="good",
+            text="Centralised training on all rows, without privacy, reaches "
+            f"{metric} {central}: little is left to gain.",
+        )
+    return Advice(
+        kind="fair",
+        text=f"Centralised training on all rows, without privacy, would reach {metric} "
+        f"{central}: the budgets and federation cost {_difference(comparison)}.",
     )
 
 
 def _about_budgets(run: RecordedRun, comparison: Comparison | None) -> Iterator[Advice]:
     plan = run.plan
     if comparison is not None and not _better(comparison, CENTRAL, RUN):
-        return  # nothing to gain from more
+        return  # a larger budget gains nothing
     prices = {
         "privacy": ("epsilon", plan.epsilon_price, plan.epsilon.max()),
         "cost": ("cost", plan.cost_price, plan.cost.max()),
     }
     for name in plan.binding:
-        what, price, spent = prices[name]
+        quantity, price, spent = prices[name]
         if np.isfinite(spent):
             share = 0.1 * spent * price / plan.predicted_loss
             yield Advice(
                 kind="fair",
-                text=f"{name.capitalize()} holds the model back: by the planner's "
-                f"model, a tenth more {what} would lower its predicted excess loss by "
-                f"{share:.0%}.",
+                text=f"The {name} budget limits the model: 10% more {quantity} would "
+                f"lower the predicted excess loss by {share:.0%}.",
             )
 
 
-def _better(found: Comparison, name: str, than: str) -> bool:
-    """Say whether one is better than another, on average and by enough."""
-    return better(found.metric, found.means[name], found.means[than])
+def _metric_word(comparison: Comparison) -> str:
+    return "accuracy" if comparison.higher_is_better else "loss"
 
 
-def _counts(found: Comparison, name: str) -> str:
-    """Say how many devices gain by it over their own rows alone, and how many lose."""
-    better, same, worse = found.better_off(name, LOCAL)
-    return f"{counted(better, 'device')} better, {same} the same and {worse} worse off"
+def _better(comparison: Comparison, name: str, than: str) -> bool:
+    """Return whether one alternative is clearly better than another on average."""
+    means = comparison.means
+    return better(comparison.metric, means[name], means[than])
 
 
-def _show(found: Comparison, name: str) -> str:
-    value = found.means[name]
-    return f"{value:.3f}" if found.higher_is_better else f"{value:.4f}"
+def _counts(comparison: Comparison, name: str) -> str:
+    """Count the devices that an alternative serves better than local-only training."""
+    better, same, worse = comparison.better_off(name, LOCAL)
+    return (
+        f"Compared with local-only training: {counted(better, 'device')} better, "
+        f"{same} the same, {worse} worse"
+    )
 
 
-def _difference(found: Comparison) -> str:
-    """Return how far the run is from having all rows in one place."""
-    value = abs(found.means[CENTRAL] - found.means[RUN])
+def _show(comparison: Comparison, name: str) -> str:
+    value = comparison.means[name]
+    return f"{value:.3f}" if comparison.higher_is_better else f"{value:.4f}"
+
+
+def _difference(comparison: Comparison) -> str:
+    """Return the distance between the run and centralised training, with its unit."""
+    value = abs(comparison.means[CENTRAL] - comparison.means[RUN])
     points = f"{100 * value:.1f} points"
-    return points if found.higher_is_better else f"{value:.3g} of loss"
+    return points if comparison.higher_is_better else f"{value:.3g} of loss"

@@ -1,13 +1,14 @@
-"""What else one could do with the same rows: the answers a run has to be held against.
+"""Baselines: alternatives to a run on the same rows.
 
-    constant      the best guess that looks at no feature
+    constant      the best constant guess, which uses no feature
     local_only    every device fits its own rows and sends nothing
     one_shot      local fits, averaged once; with output perturbation, private
-    centralised   all rows in one place, without noise: what privacy and distance cost
+    centralised   all rows in one place, without noise: what privacy and federation cost
     centralised_private   all rows in one place, noisy gradients at the same epsilon
 
-Regularisation is chosen with validation rows, never with test rows; private ones are
-planned and choose nothing. Accuracies are read off the devices' rows: not private.
+Regularisation is selected on validation rows, never on test rows; private baselines
+are planned and select nothing. Accuracies are computed on the devices' own rows: they
+are not private.
 """
 
 from collections.abc import Sequence
@@ -35,23 +36,23 @@ from fedbudget.simulation.personal import (
 )
 from fedbudget.simulation.sweeping import sweep
 
-# Weights of the L2 term to pick from; falling, so that each fit starts from the last.
+# Candidate weights of the L2 term; decreasing, as each fit starts from the last.
 _CENTRAL_STRENGTHS = (1e-3, 1e-4, 1e-5, 1e-6)
 
-# One place that holds all rows pays no upload: it may take as many steps as are of use.
+# Centralised training pays for no upload: it may take as many steps as are useful.
 _CENTRAL_PRICES, _CENTRAL_STEPS = Prices(communication=0, computation=1), 600
 
-# How far from its minimum a perturbed fit may end, as the largest gradient entry.
-_SOLVED = 1e-7
+# Tolerance of a perturbed fit: the largest entry of its gradient at the end.
+_TOLERANCE = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Baseline:
-    """One way to predict, measured on every device's own rows; not private."""
+    """One alternative, measured on every device's own rows; not private."""
 
     name: str
-    epsilon: float | None  # of what leaves a device; None: not private; 0: nothing does
-    theta: Array  # one model for all, shape (params,), or one each, shape (M, params)
+    epsilon: float | None  # of the uploads; None: not private; 0: nothing is sent
+    theta: Array  # one model, shape (params,), or one per device, shape (M, params)
     per_device: dict[str, Array]  # e.g. "test_accuracy"; nan where there are no rows
 
     @property
@@ -69,10 +70,10 @@ def constant(data: Dataset, *, loss: str | None = None) -> Baseline:
 def local_only(data: Dataset, *, loss: str | None = None) -> Baseline:
     """Let every device fit its own training rows; nothing is sent.
 
-    Regularised as a personal model is (`devices.personal`), but pulled to zero.
+    Regularised like a personal model (`simulation.personal`), but towards zero.
     """
     model = _model(data, loss)
-    thetas = np.array([own.theta for own in adapt_all(data, model, None)])
+    thetas = np.array([personal.theta for personal in adapt_all(data, model, None)])
     return _baseline("local only", data, model, thetas, epsilon=0.0)
 
 
@@ -83,8 +84,8 @@ def centralised(
 
     Args:
         data: The rows of every device.
-        loss: By default the usual one for the labels.
-        target: `size` weighs every row alike, `uniform` every device.
+        loss: By default the usual one for the type of the labels.
+        target: `size` gives every row the same weight, `uniform` every device.
     """
     one_of("target", target, ("size", "uniform"))
     model, train = _model(data, loss), data.train
@@ -116,12 +117,11 @@ def centralised_private(
     model = _model(data, loss)
     pooled = _pooled(data)
     budget = Budget(epsilon=epsilon, delta=delta, cost=_CENTRAL_STEPS)
-    chosen = plan(pooled.problem(loss=model.name), budget, _CENTRAL_PRICES)
-    found = sweep(pooled, [chosen], seeds=seeds).theta[0]
-    spent = float(chosen.epsilon.max())
+    central = plan(pooled.problem(loss=model.name), budget, _CENTRAL_PRICES)
+    spent = float(central.epsilon.max())
     return [
         _baseline("centralised, private", data, model, theta, epsilon=spent)
-        for theta in found
+        for theta in sweep(pooled, [central], seeds=seeds).theta[0]
     ]
 
 
@@ -133,55 +133,61 @@ def one_shot(
     loss: str | None = None,
     seed: int = 0,
 ) -> Baseline:
-    """Average local fits once, weighed by their rows.
+    """Average local fits once, weighted by their numbers of rows.
 
     With an epsilon, every device perturbs its fit: the minimiser of mean loss +
     (strength / 2) |theta|^2 moves by at most 2 G / (N strength) when one sample is
     replaced (Chaudhuri, Monteleoni and Sarwate 2011), and Gaussian noise hides that.
-    The strength is planned from public numbers, and is the same on every device.
+    The strength is planned from public numbers and is the same on every device.
     """
     model, sizes = _model(data, loss), data.num_samples
     weights = sizes / sizes.sum()
     if epsilon is None:
         thetas = local_only(data, loss=loss).theta
         return _baseline("one shot", data, model, weights @ thetas, epsilon=None)
-    budget = Budget(epsilon=epsilon, delta=delta, cost=1.0)  # of which nothing is spent
+    budget = Budget(epsilon=epsilon, delta=delta, cost=1.0)  # cost is unused
     mu = float(GDP.mu_from_epsilon(budget.epsilon, budget.delta))
     strength = planned_strength(data, model, weights, mu)
     with one_thread():
         thetas = np.array(
             [_exact_fit(data, model, strength, m) for m in range(data.num_devices)]
         )
-    moves = [sensitivity(model, n, strength, thetas.shape[1]) for n in sizes]
+    bounds = [sensitivity(model, n, strength, thetas.shape[1]) for n in sizes]
     noise = np.random.default_rng(seed).standard_normal(thetas.shape)
-    sent = thetas + noise * np.array(moves)[:, None] / mu
+    sent = thetas + noise * np.array(bounds)[:, None] / mu
     return _baseline("one shot, private", data, model, weights @ sent, epsilon=epsilon)
 
 
 def _exact_fit(data: Dataset, model: Loss, strength: float, m: int) -> Array:
-    """Return device m's minimiser, as near to it as the noise counts on."""
+    """Return device m's minimiser, as exact as the noise calibration assumes."""
     x, y = data.train.device(m)
-    theta = fit(model, x, y, strength=strength, tolerance=_SOLVED)
-    left = smooth(model).gradient(theta, x, y) + strength * theta
-    most = np.sqrt(len(theta)) * _SOLVED
-    if not np.linalg.norm(left) <= most:
+    theta = fit(model, x, y, strength=strength, tolerance=_TOLERANCE)
+    gradient = smooth(model).gradient(theta, x, y) + strength * theta
+    norm, limit = np.linalg.norm(gradient), np.sqrt(len(theta)) * _TOLERANCE
+    if not norm <= limit:
         raise TrainingError(
-            f"the fit of device {m} ends with a gradient of {np.linalg.norm(left):g}, "
-            f"above {most:g}: not exact enough to be perturbed; use another loss"
+            f"the fit of device {m} ends with a gradient norm of {norm:g}, above "
+            f"{limit:g}: not exact enough to be perturbed; use another loss"
         )
     return theta
 
 
 def sensitivity(model: Loss, rows: float, strength: float, params: int) -> float:
-    """Return how far a fit may move; what the solver leaves undone counts twice."""
-    undone = 2 * np.sqrt(params) * _SOLVED
-    return float((2 * model.lipschitz / rows + undone) / strength)
+    """Bound how far a fit moves when one sample is replaced.
+
+    Both fits may end at a distance from their minimisers: the tolerance counts twice.
+    """
+    solver_error = 2 * np.sqrt(params) * _TOLERANCE
+    return float((2 * model.lipschitz / rows + solver_error) / strength)
 
 
 def planned_strength(
     data: Dataset, model: Loss, weights: NDArray[np.float64], mu: float
 ) -> float:
-    """Weigh bias against noise in the spectral model; reads no row."""
+    """Return the strength that trades bias for noise best, by the spectral model.
+
+    It reads no row.
+    """
     spectrum = Spectrum.of(data.problem(loss=model.name))
     h, count, gap = spectrum.curvature, spectrum.count, spectrum.gap
 

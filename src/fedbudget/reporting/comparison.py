@@ -1,7 +1,7 @@
-"""What else the same rows could do, computed once and kept in the run folder.
+"""Compare a run with its alternatives on the same rows; stored in the run folder.
 
-The rows are found again by what the folder says of them; where that fails (a fleet's
-rows are not here), a report comes without a comparison and says why.
+The rows are loaded again from the source that the folder names. Where that fails (the
+rows of a fleet stay on its devices), a report has no comparison and states the reason.
 """
 
 import json
@@ -30,13 +30,13 @@ from fedbudget.simulation.personal import adapt_all
 FILE = "comparison.json"
 RUN, CONSTANT, LOCAL = "this run", "constant", "local only"
 PERSONAL, CENTRAL = "personal", "centralised"
-_ROUNDING = 1e-9  # of a mean over a device's rows
+_ROUNDING = 1e-9  # error of a mean over a device's rows
 _TABLE = ("label", "device", "schema", "partition", "missing")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
-    """The run beside its alternatives, on every device's own test rows; not private."""
+    """The run and its alternatives on every device's own test rows; not private."""
 
     metric: str  # test_accuracy or test_loss
     device_names: tuple[str, ...]
@@ -44,7 +44,7 @@ class Comparison:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether a larger number is the better one."""
+        """Whether larger values are better."""
         return self.metric.endswith("accuracy")
 
     @property
@@ -53,7 +53,7 @@ class Comparison:
         return {name: float(np.nanmean(v)) for name, v in self.per_device.items()}
 
     def better_off(self, name: str, than: str) -> tuple[int, int, int]:
-        """Return how many devices do better with one than with another, same, worse."""
+        """Count the devices that do better, equally and worse with one than another."""
         gain = self.per_device[name] - self.per_device[than]
         gain = (gain if self.higher_is_better else -gain)[~np.isnan(gain)]
         same = np.abs(gain) < _ROUNDING
@@ -64,15 +64,15 @@ class Comparison:
 def compare(
     run: RecordedRun, *, on_part: Callable[[str], None] | None = None
 ) -> Comparison:
-    """Return the comparison kept in the folder, or compute and keep it.
+    """Return the comparison stored in the folder, or compute and store it.
 
     Raises:
-        RecordError: The rows cannot be found again, or are not those of the run.
+        RecordError: The rows cannot be loaded again, or are not those of the run.
     """
-    if (kept := kept_comparison(run)) is not None:
-        return kept
+    if (stored := stored_comparison(run)) is not None:
+        return stored
     if run.theta is None:
-        raise RecordError(f"{run.path} holds a run that is not finished: finish it")
+        raise RecordError(f"{run.path} holds a run that is not finished: resume it")
     data = rows_of(run)
     if len(data.test) == 0:
         raise RecordError("no device has test rows: nothing to compare on")
@@ -81,30 +81,32 @@ def compare(
 
     theta = run.theta
 
-    def own(thetas: Array) -> Array:
+    def on_own_rows(thetas: Array) -> Array:
         return measure_devices(data, model, thetas)[metric]
 
     parts: dict[str, Callable[[], Array]] = {
-        RUN: lambda: own(theta),
-        PERSONAL: lambda: own(
-            np.array([own.theta for own in adapt_all(data, model, theta)])
+        RUN: lambda: on_own_rows(theta),
+        PERSONAL: lambda: on_own_rows(
+            np.array([personal.theta for personal in adapt_all(data, model, theta)])
         ),
         LOCAL: lambda: local_only(data, loss=model.name).per_device[metric],
         CONSTANT: lambda: constant(data, loss=model.name).per_device[metric],
         CENTRAL: lambda: centralised(data, loss=model.name).per_device[metric],
     }
-    found: dict[str, Array] = {}
+    per_device: dict[str, Array] = {}
     for name, measure in parts.items():
         if on_part is not None:
             on_part(name)
-        found[name] = np.asarray(measure(), dtype=np.float64)
-    made = Comparison(metric=metric, device_names=data.device_names, per_device=found)
-    _write(run.path / FILE, made)
-    return made
+        per_device[name] = np.asarray(measure(), dtype=np.float64)
+    comparison = Comparison(
+        metric=metric, device_names=data.device_names, per_device=per_device
+    )
+    _write(run.path / FILE, comparison)
+    return comparison
 
 
-def kept_comparison(run: RecordedRun) -> Comparison | None:
-    """Return the comparison that the folder holds, if it does."""
+def stored_comparison(run: RecordedRun) -> Comparison | None:
+    """Return the comparison stored in the folder, if any."""
     path = run.path / FILE
     return _read(path) if path.exists() else None
 
@@ -113,7 +115,7 @@ def rows_of(run: RecordedRun) -> Dataset:
     """Return the rows that a recorded run was trained on.
 
     Raises:
-        RecordError: They cannot be found, or have another shape.
+        RecordError: They cannot be loaded, or have another shape.
     """
     about = run.about
     if "fleet" in about:
@@ -122,13 +124,13 @@ def rows_of(run: RecordedRun) -> Dataset:
     if not isinstance(source, str):
         raise RecordError("the folder does not say where its rows are")
     try:
-        with warnings.catch_warnings():  # said when the run was made
+        with warnings.catch_warnings():  # the run itself warned already
             warnings.simplefilter("ignore", NotPrivateWarning)
             data = _load(source, about)
     except (FedbudgetError, OSError) as error:
         raise RecordError(f"the rows cannot be read again: {error}") from None
-    same = data.dim == run.plan.dim and len(data.num_samples) == run.plan.num_devices
-    if not same or (data.num_samples != run.plan.num_samples).any():
+    fits = data.dim == run.plan.dim and len(data.num_samples) == run.plan.num_devices
+    if not fits or (data.num_samples != run.plan.num_samples).any():
         raise RecordError(
             f"{source} no longer holds the rows of this run: its devices or columns "
             "have changed"
@@ -153,14 +155,14 @@ def _load(source: str, about: Mapping[str, Any]) -> Dataset:
     return from_table(source, seed=seed, **options)
 
 
-def _write(path: Path, made: Comparison) -> None:
+def _write(path: Path, comparison: Comparison) -> None:
     plain = {
-        "note": "NOT private: read off the devices' own test rows",
-        "metric": made.metric,
-        "device_names": list(made.device_names),
+        "note": "NOT private: computed on the devices' own test rows",
+        "metric": comparison.metric,
+        "device_names": list(comparison.device_names),
         "per_device": {
             name: [None if np.isnan(x) else x for x in values.tolist()]
-            for name, values in made.per_device.items()
+            for name, values in comparison.per_device.items()
         },
     }
     with whole_file(path) as file:
@@ -180,5 +182,5 @@ def _read(path: Path) -> Comparison:
         )
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RecordError(
-            f"{path} is damaged ({error}): remove it, and it is made again"
+            f"{path} is damaged ({error}): remove it, and it is computed again"
         ) from None

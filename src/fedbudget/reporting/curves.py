@@ -1,4 +1,4 @@
-"""Curves of a recorded run, with what devices paid on the axis."""
+"""Curves of a recorded run over the cost that devices paid."""
 
 import io
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Inches and points: text stays readable on a telephone, and two figures beside another.
+# Inches and points: readable on a phone, and with two figures side by side.
 _SIZE = (4.6, 3.1)
 _FONTS: dict[Any, Any] = {
     "font.size": 10.5,
@@ -45,13 +45,13 @@ _LEVELS = {
     CONSTANT: (GREY, (0, (2, 2))),
     CENTRAL: (GREEN, (0, (6, 2))),
 }
-_NEAR = 0.075  # labels nearer than this share of the axis are moved apart
+_LABEL_GAP = 0.075  # minimum distance between labels, as a share of the axis
 
 
 def metric_curve(run: RecordedRun, comparison: Comparison | None) -> str:
-    """Draw the run's metric over cost, with its alternatives as levels; SVG."""
+    """Draw the run's metric over cost, its alternatives as horizontal lines; SVG."""
     assert run.metric is not None
-    what = run.metric.replace("_", " ")
+    metric = run.metric.replace("_", " ")
     with _drawing():
         figure, ((axes,),) = panels(1, 1, size=_SIZE)
         cost, values = run.spent("cost"), run.series(run.metric)
@@ -64,13 +64,13 @@ def metric_curve(run: RecordedRun, comparison: Comparison | None) -> str:
                     axes.axhline(level, color=color, linestyle=dash, linewidth=1.1)
                     ends.append((level, name, color))
         _name_ends(axes, ends)
-        axes.set_ylabel(f"{what} (not private)")
+        axes.set_ylabel(f"{metric} (not private)")
         _cost_axis(axes, run)
         return _svg(figure, "metric")
 
 
 def loss_curve(run: RecordedRun) -> str:
-    """Draw the losses on the devices' parts over cost; SVG."""
+    """Draw the train, validation and test losses over cost; SVG."""
     with _drawing():
         figure, ((axes,),) = panels(1, 1, size=_SIZE)
         cost = run.spent("cost")
@@ -88,7 +88,7 @@ def loss_curve(run: RecordedRun) -> str:
 
 
 def epsilon_curve(run: RecordedRun) -> str:
-    """Draw the privacy that was spent over cost; SVG."""
+    """Draw the epsilon spent over cost; SVG."""
     with _drawing():
         figure, ((axes,),) = panels(1, 1, size=_SIZE)
         cost, epsilon = run.spent("cost"), run.spent("epsilon")
@@ -96,7 +96,7 @@ def epsilon_curve(run: RecordedRun) -> str:
         planned = float(run.plan.epsilon.max())
         axes.axhline(planned, color=GREY, linestyle=(0, (4, 2)), linewidth=1.1)
         axes.annotate(
-            f"planned, {planned:.3g}",
+            f"planned: {planned:.3g}",
             (0, planned),
             xytext=(4, 4),
             textcoords="offset points",
@@ -110,7 +110,7 @@ def epsilon_curve(run: RecordedRun) -> str:
 
 @contextmanager
 def _drawing() -> Iterator[None]:
-    """Draw in the style of all figures, with larger letters."""
+    """Draw in the style of all figures, with a larger font."""
     with drawing():
         import matplotlib
 
@@ -119,23 +119,25 @@ def _drawing() -> Iterator[None]:
 
 
 def _cost_axis(axes: "Axes", run: RecordedRun) -> None:
-    most = float(run.spent("cost")[-1])
-    axes.set_xlim(0, (most or 1.0) * 1.03)
-    axes.set_xlabel("cost of the device that paid most")
+    largest = float(run.spent("cost")[-1])
+    axes.set_xlim(0, (largest or 1.0) * 1.03)
+    axes.set_xlabel("cost (maximum over devices)")
 
 
 def _name_ends(axes: "Axes", ends: list[tuple[float, str, str]]) -> None:
-    """Write each line's name beside its end, moved apart where they meet."""
+    """Write each line's name at its end; labels that would overlap are moved apart."""
     low, high = axes.get_ylim()
     for value, _, _ in ends:
         low, high = min(low, value), max(high, value)
     axes.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
     ends = sorted(ends)
-    places = _apart(np.array([end[0] for end in ends]), _NEAR * (high - low) * 1.08)
-    for (value, name, color), place in zip(ends, places, strict=True):
+    heights = _apart(
+        np.array([end[0] for end in ends]), _LABEL_GAP * (high - low) * 1.08
+    )
+    for (value, name, color), height in zip(ends, heights, strict=True):
         axes.annotate(
             f"{name}, {value:.3f}" if value >= 0.1 else f"{name}, {value:.2g}",
-            (1.0, place),
+            (1.0, height),
             xycoords=("axes fraction", "data"),
             xytext=(6, 0),
             textcoords="offset points",
@@ -145,32 +147,32 @@ def _name_ends(axes: "Axes", ends: list[tuple[float, str, str]]) -> None:
         )
 
 
-def _apart(places: Array, least: float) -> Array:
-    """Move sorted places apart until each is `least` from the next.
+def _apart(positions: Array, gap: float) -> Array:
+    """Move sorted positions apart until each is at least `gap` from the next.
 
-    Neighbours that meet become a block around the mean of their places; blocks that
-    then meet are joined in turn. What stands alone stays.
+    Neighbours that are too close become a block around their mean; blocks that are
+    then too close are joined in turn. All other positions stay.
     """
     blocks: list[list[float]] = []
-    for place in places.tolist():
-        block = [place]
-        while blocks and _start(block, least) - _end(blocks[-1], least) < least:
+    for position in positions.tolist():
+        block = [position]
+        while blocks and _start(block, gap) - _end(blocks[-1], gap) < gap:
             block = blocks.pop() + block
         blocks.append(block)
     moved = [
-        _start(block, least) + least * index
+        _start(block, gap) + gap * index
         for block in blocks
         for index in range(len(block))
     ]
     return np.array(moved)
 
 
-def _start(block: list[float], least: float) -> float:
-    return float(np.mean(block)) - least * (len(block) - 1) / 2
+def _start(block: list[float], gap: float) -> float:
+    return float(np.mean(block)) - gap * (len(block) - 1) / 2
 
 
-def _end(block: list[float], least: float) -> float:
-    return float(np.mean(block)) + least * (len(block) - 1) / 2
+def _end(block: list[float], gap: float) -> float:
+    return float(np.mean(block)) + gap * (len(block) - 1) / 2
 
 
 def _svg(figure: "Figure", name: str) -> str:

@@ -1,7 +1,7 @@
-"""One self-contained HTML page: style, tables and figures inside, nothing to fetch.
+"""Self-contained HTML pages: style, tables and figures inline, nothing to fetch.
 
-A page is a list of parts, each a piece of HTML made by the functions here. Text is
-escaped by them; only `Html` passes as it is.
+A page is a list of parts, each made by a function of this module. They escape plain
+text; only `Html` is inserted unchanged.
 """
 
 import re
@@ -14,7 +14,7 @@ from fedbudget.files import whole_file
 
 
 class Html(str):
-    """A piece of HTML that is already safe."""
+    """HTML that is already escaped."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ code { font-size: .92em; }
 
 
 def page(title: str, parts: Iterable[Text]) -> str:
-    """Return the whole document; its parts stand one under the other."""
+    """Return the complete document, with its parts one below the other."""
     body = "\n".join(_safe(part) for part in parts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n'
@@ -87,7 +87,7 @@ def page(title: str, parts: Iterable[Text]) -> str:
 
 
 def heading(text: Text, *, level: int = 2, anchor: str | None = None) -> Html:
-    """Return a heading; an anchor makes it a place to link to."""
+    """Return a heading; an anchor makes it a link target."""
     name = f' id="{escape(anchor)}"' if anchor else ""
     return Html(f"<h{level}{name}>{_safe(text)}</h{level}>")
 
@@ -107,36 +107,36 @@ def paragraph(*pieces: Text, kind: str = "") -> Html:
 
 
 def bullets(items: Iterable[Text]) -> Html:
-    """Return a list."""
+    """Return a bulleted list."""
     return Html("<ul>" + "".join(f"<li>{_safe(item)}</li>" for item in items) + "</ul>")
 
 
 def joined(*pieces: Text) -> Html:
-    """Return pieces one after the other."""
+    """Return the concatenated pieces."""
     return Html("".join(map(_safe, pieces)))
 
 
 def tiles(facts: Iterable[tuple[Text, Text]]) -> Html:
-    """Return large numbers side by side, each with what it is."""
+    """Return large numbers side by side, each with its description."""
     items = "".join(
-        f"<div><dt>{_safe(value)}</dt><dd>{_safe(what)}</dd></div>"
-        for value, what in facts
+        f"<div><dt>{_safe(value)}</dt><dd>{_safe(description)}</dd></div>"
+        for value, description in facts
     )
     return Html(f'<dl class="tiles">{items}</dl>')
 
 
 def side_by_side(*parts: Text) -> Html:
-    """Return parts beside each other where there is room, else one under the other."""
+    """Return parts side by side, or one below the other on a narrow screen."""
     return Html(f'<div class="pair">{"".join(map(_safe, parts))}</div>')
 
 
 def mark(text: Text, kind: str) -> Html:
-    """Return text that stands out: `bad` in red, `good`, `fair`, `soft`."""
+    """Return coloured text; a kind is `bad`, `good`, `fair` or `soft`."""
     return Html(f"<span{_class(kind)}>{_safe(text)}</span>")
 
 
 def link(text: Text, target: str) -> Html:
-    """Return a link; it must lead into the page or to a file beside it."""
+    """Return a link; its target must be in the page or a file in the same folder."""
     return Html(f'<a href="{escape(target)}">{_safe(text)}</a>')
 
 
@@ -147,19 +147,19 @@ def table(
     numbers: Sequence[int] = (),
     caption: Text = "",
 ) -> Html:
-    """Return a table; the columns in `numbers` stand right; a header may be empty."""
+    """Return a table; columns in `numbers` are right-aligned; a header may be empty."""
 
     def cells(tag: str, row: Sequence[Text]) -> str:
         return "".join(
-            f"<{tag}{_class('number' if at in numbers else '')}>{_safe(cell)}</{tag}>"
-            for at, cell in enumerate(row)
+            f"<{tag}{_class('number' if i in numbers else '')}>{_safe(cell)}</{tag}>"
+            for i, cell in enumerate(row)
         )
 
-    told = f"<caption>{_safe(caption)}</caption>" if caption else ""
+    top = f"<caption>{_safe(caption)}</caption>" if caption else ""
     body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
     head = f"<thead><tr>{cells('th', header)}</tr></thead>" if header else ""
     return Html(
-        f'<div class="wide"><table>{told}{head}<tbody>\n{body}</tbody></table></div>'
+        f'<div class="wide"><table>{top}{head}<tbody>\n{body}</tbody></table></div>'
     )
 
 
@@ -174,13 +174,13 @@ def figure(
 
     Args:
         svg: The text of an SVG file, such as matplotlib writes.
-        caption: What it shows; also what a screen reader reads.
-        name: Of the figure, unlike any other on the page.
-        narrow: It stays readable on a telephone, and fits there.
+        caption: Description of the figure; also read by screen readers.
+        name: Of the figure; unique on the page.
+        narrow: Whether the figure is readable at the width of a phone.
     """
-    spoken = escape(re.sub("<[^>]+>", "", caption))
+    label = escape(re.sub("<[^>]+>", "", caption))
     drawing = inline_svg(svg, prefix=name).replace(
-        "<svg ", f'<svg role="img" aria-label="{spoken}" ', 1
+        "<svg ", f'<svg role="img" aria-label="{label}" ', 1
     )
     return Html(
         f'<figure><div class="plate{" narrow" * narrow}">{drawing}</div>'
@@ -189,18 +189,18 @@ def figure(
 
 
 def inline_svg(svg: str, *, prefix: str) -> str:
-    """Return the drawing alone, its ids made unlike those of other drawings."""
-    found = re.search(r"<svg .*</svg>", svg, re.DOTALL)
-    if found is None:
+    """Return the <svg> element, with a prefix that makes its ids unique."""
+    match = re.search(r"<svg .*</svg>", svg, re.DOTALL)
+    if match is None:
         raise ValueError(f"figure {prefix!r} holds no <svg> element")
-    drawing = re.sub(r"<metadata>.*?</metadata>", "", found.group(), flags=re.DOTALL)
+    drawing = re.sub(r"<metadata>.*?</metadata>", "", match.group(), flags=re.DOTALL)
     drawing = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', drawing)
     drawing = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', drawing)
     return re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", drawing)
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page, whole or not at all."""
+    """Write a page atomically."""
     with whole_file(path) as file:
         file.write(text)
 

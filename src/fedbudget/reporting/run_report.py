@@ -1,4 +1,4 @@
-"""One page about one run: plan, promise, curves, devices, alternatives, advice."""
+"""The HTML report of one run: advice, plan, privacy, curves, alternatives, devices."""
 
 import os
 import re
@@ -28,13 +28,14 @@ from fedbudget.reporting.curves import epsilon_curve, loss_curve, metric_curve
 from fedbudget.reporting.html import Text
 from fedbudget.text import counted, span
 
-_FEW = 200  # as many devices as get a row each
+_MAX_DEVICE_ROWS = 200  # of more devices, the table shows minimum, median and maximum
 _EXPLAINED = {
     RUN: "the released model",
-    PERSONAL: "the released model, adapted by each device to its rows; nothing sent",
-    LOCAL: "every device with its own rows alone; nothing sent",
-    CONSTANT: "the best guess that looks at nothing",
-    CENTRAL: "all rows in one place, without privacy",
+    PERSONAL: "the released model, adapted by each device to its own rows; the "
+    "adapted models stay on the devices",
+    LOCAL: "each device trains on its own rows only; nothing is sent",
+    CONSTANT: "the best constant guess, which uses no feature",
+    CENTRAL: "one model trained on all rows in one place, without privacy",
 }
 
 
@@ -50,47 +51,47 @@ def report(
     Args:
         path: The run folder, finished or not.
         out: The file to write; by default report.html in the folder.
-        comparing: Also measure what else the same rows could do, if they can be found
-            again; kept in the folder as comparison.json.
-        on_part: Called with the name of each thing that is measured.
+        comparing: Also measure the alternatives on the same rows, if these can be
+            loaded again; stored in the folder as comparison.json.
+        on_part: Called with the name of each alternative before it is measured.
 
     Raises:
         RecordError: The folder cannot be read, or the page cannot be written.
     """
     run = read_run(path)
-    found, why_not = None, "it was not asked for"
+    comparison, reason = None, "the comparison was not requested"
     if comparing:
         try:
-            found = compare(run, on_part=on_part)
+            comparison = compare(run, on_part=on_part)
         except RecordError as error:
-            why_not = str(error)
-    place = run.path / "report.html" if out is None else Path(out)
-    pages.write_page(place, run_page(run, found, why_not=why_not))
-    return place
+            reason = str(error)
+    target = run.path / "report.html" if out is None else Path(out)
+    pages.write_page(target, run_page(run, comparison, not_compared=reason))
+    return target
 
 
 def run_page(
-    run: RecordedRun, comparison: Comparison | None, *, why_not: str = ""
+    run: RecordedRun, comparison: Comparison | None, *, not_compared: str = ""
 ) -> str:
-    """Return the page as HTML."""
+    """Return the page as HTML; `not_compared` is why there is no comparison."""
     parts = [
         *_opening(run, comparison),
-        pages.heading("What to do"),
+        pages.heading("Advice"),
         *_advice(run, comparison),
-        pages.heading("The plan"),
+        pages.heading("Plan"),
         *_plan(run.plan),
-        pages.heading("What is promised"),
-        *_promise(run.plan, measured=run.metric is not None),
+        pages.heading("Privacy guarantee"),
+        *_guarantee(run.plan, measured=run.metric is not None),
         *_curves(run, comparison),
         pages.heading("Alternatives"),
-        *_alternatives(comparison, why_not),
+        *_alternatives(comparison, not_compared),
         pages.heading("Devices"),
         *_devices(run, comparison),
-        pages.heading("Origin"),
-        *_origin(run),
+        pages.heading("Provenance"),
+        *_provenance(run),
     ]
-    told = {"data", "fleet"} & set(run.about)
-    on = f" on {run.data_line.split(':')[0]}" if told else ""
+    has_data_name = bool({"data", "fleet"} & set(run.about))
+    on = f" on {run.data_line.split(':')[0]}" if has_data_name else ""
     return pages.page(f"Run {run.path.name}{on}", parts)
 
 
@@ -104,13 +105,22 @@ def _opening(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:
         tiles.append((f"{value:.4f}", f"{_words(run.metric)}, not private"))
     if done:
         epsilon, cost = run.spent("epsilon")[-1], run.spent("cost")[-1]
-        spent = "none" if np.isinf(epsilon) else rounded_up(epsilon)
-        most = plan.epsilon.max()
-        of = "no bound" if np.isinf(most) else f"of {rounded_up(most)} planned"
-        told = f"{of}{_budget(run, 'epsilon')}"
-        tiles.append((spent, f"epsilon of the device that spent most, {told}"))
-        told = f"of {plan.cost.max():.4g} planned{_budget(run, 'cost')}"
-        tiles.append((f"{cost:.4g}", f"cost, {told}"))
+        largest = plan.epsilon.max()
+        planned = "infinite" if np.isinf(largest) else rounded_up(largest)
+        tiles.append(
+            (
+                "infinite" if np.isinf(epsilon) else rounded_up(epsilon),
+                "epsilon spent, maximum over devices (planned "
+                f"{planned}{_budget(run, 'epsilon')})",
+            )
+        )
+        tiles.append(
+            (
+                f"{cost:.4g}",
+                "cost spent, maximum over devices (planned "
+                f"{plan.cost.max():.4g}{_budget(run, 'cost')})",
+            )
+        )
     tiles.append(
         (f"{done} of {plan.rounds}", f"rounds of {counted(plan.tau, 'local step')}")
     )
@@ -121,32 +131,32 @@ def _opening(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:
 
 
 def _budget(run: RecordedRun, name: str) -> str:
-    """Say what devices may spend, where the folder tells."""
-    told = run.about.get("budget")
-    if not isinstance(told, Mapping) or not told.get(name):
+    """Return the devices' budget in words, if the folder has it."""
+    budget = run.about.get("budget")
+    if not isinstance(budget, Mapping) or not budget.get(name):
         return ""
-    return f"; budget {span(from_row(told[name]))}"
+    return f", budget {span(from_row(budget[name]))}"
 
 
 def _advice(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:
-    words = {"bad": "Stop: ", "fair": "Mind: ", "good": "Good: "}
+    labels = {"bad": "Problem: ", "fair": "Note: ", "good": "Good: "}
     items = [
-        pages.joined(pages.mark(words[item.kind], item.kind), item.text)
+        pages.joined(pages.mark(labels[item.kind], item.kind), item.text)
         for item in advice(run, comparison)
     ]
-    yield pages.bullets(items) if items else pages.paragraph("Nothing stands out.")
+    yield pages.bullets(items) if items else pages.paragraph("No advice.")
 
 
 def _plan(plan: Plan) -> Iterator[Text]:
     batch = {
-        "full": "all of its training rows",
-        "fixed": f"{span(plan.batch_size)} rows drawn anew",
-        "poisson": f"{span(plan.batch_size)} rows on average, each drawn alone",
+        "full": "all training rows of the device",
+        "fixed": f"{span(plan.batch_size)} rows, drawn at random for this step",
+        "poisson": f"{span(plan.batch_size)} rows on average, each drawn independently",
         "cyclic": f"the next of {span(plan.blocks)} disjoint batches of "
         f"{span(plan.batch_size)} rows",
     }[plan.sampling]
     noise = (
-        f"adds Gaussian noise of standard deviation {span(plan.noise_std)} to every "
+        f"adds Gaussian noise with standard deviation {span(plan.noise_std)} to every "
         "coordinate of the gradient"
         if plan.noise_std.any()
         else "adds no noise"
@@ -156,34 +166,35 @@ def _plan(plan: Plan) -> Iterator[Text]:
         f"{counted(plan.tau, 'local step')} at learning rate {plan.learning_rate:.3g}. "
         f"A step uses {batch} and {noise}. The server averages the models with weights "
         f"{span(plan.weights)} and momentum {plan.momentum:.2g}. After "
-        f"{counted(plan.rounds, 'round')}, {plan.steps} steps in all, the model is "
+        f"{counted(plan.rounds, 'round')} ({plan.steps} steps in total), the model is "
         "released."
     )
     yield pages.paragraph(
-        f"Planned by {plan.planner} for loss {plan.loss}, to spend "
-        f"{span(plan.cost)} units of cost. Why this plan:"
+        f"Planner: {plan.planner}. Loss: {plan.loss}. Planned cost per device: "
+        f"{span(plan.cost)} units. Reasons for this plan:"
     )
-    yield pages.bullets(r for r in plan.reasons if r != plan.advice)
+    yield pages.bullets(reason for reason in plan.reasons if reason != plan.advice)
 
 
-def _promise(plan: Plan, *, measured: bool) -> Iterator[Text]:
-    stated = plan.privacy
-    yield pages.paragraph(str(stated), kind="bad" if np.isinf(stated.epsilon) else "")
+def _guarantee(plan: Plan, *, measured: bool) -> Iterator[Text]:
+    privacy = plan.privacy
+    yield pages.paragraph(str(privacy), kind="bad" if np.isinf(privacy.epsilon) else "")
     yield pages.table(
         (),
         [
-            ("unit", stated.unit),
-            ("adjacency", stated.adjacency),
-            ("adversary", stated.adversary),
-            ("accountant", f"{plan.accountant}: exact or too high, never too low"),
+            ("unit", privacy.unit),
+            ("adjacency", privacy.adjacency),
+            ("adversary", privacy.adversary),
+            ("accountant", f"{plan.accountant}: its epsilon is an upper bound"),
         ],
     )
     if measured:
         yield pages.paragraph(
-            "Every accuracy and loss on this page was read off the devices' own rows "
-            "for the reader of a simulation. No guarantee covers them: do not publish "
-            "this page with private rows behind it. The noise was drawn from the seed "
-            "below: nothing is promised against anyone who knows it.",
+            "The accuracies and losses on this page were computed directly on the "
+            "devices' own rows, as only a simulation can. The privacy guarantee does "
+            "not cover them: do not publish this page if the rows are private. The "
+            "noise was generated from the seed below: the guarantee does not hold "
+            "against anyone who knows the seed.",
             kind="note",
         )
 
@@ -191,109 +202,116 @@ def _promise(plan: Plan, *, measured: bool) -> Iterator[Text]:
 def _curves(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:
     if len(run.rounds) < 2:
         return
-    yield pages.heading("What the cost bought")
-    drawn = []
+    yield pages.heading("Progress over cost")
+    figures = []
     if run.metric is not None:
-        drawn.append(
+        figures.append(
             pages.figure(
                 metric_curve(run, comparison),
-                f"{_words(run.metric).capitalize()} after every round, over what the "
-                "device that paid most had paid by then. Dashed: the alternatives.",
+                f"{_words(run.metric).capitalize()} after each round, over the cost so "
+                "far. Dashed lines: the alternatives below.",
                 name="metric",
                 narrow=True,
             )
         )
-        drawn.append(
+        figures.append(
             pages.figure(
                 loss_curve(run),
-                "Loss after every round, as means over each device's own rows.",
+                "Loss after each round: means over each device's own rows, then over "
+                "the devices.",
                 name="loss",
                 narrow=True,
             )
         )
     if np.isfinite([*run.spent("epsilon"), *run.plan.epsilon]).all():
-        drawn.append(
+        figures.append(
             pages.figure(
                 epsilon_curve(run),
-                "Privacy spent after every round, by the device that spent most.",
+                "Epsilon spent after each round, maximum over devices.",
                 name="epsilon",
                 narrow=True,
             )
         )
-    yield pages.side_by_side(*drawn)
+    yield pages.side_by_side(*figures)
 
 
-def _alternatives(found: Comparison | None, why_not: str) -> Iterator[Text]:
-    if found is None:
-        yield pages.paragraph(f"Not compared: {why_not}.", kind="note")
+def _alternatives(comparison: Comparison | None, not_compared: str) -> Iterator[Text]:
+    if comparison is None:
+        yield pages.paragraph(f"Not compared: {not_compared}.", kind="note")
         return
+    means = comparison.means
     best_first = sorted(
-        found.means, key=found.means.__getitem__, reverse=found.higher_is_better
+        means, key=means.__getitem__, reverse=comparison.higher_is_better
     )
     rows = []
     for name in best_first:
-        counts = " / ".join(map(str, found.better_off(name, LOCAL)))
-        named = pages.mark(name, "good" if name == RUN else "")
-        against = "" if name == LOCAL else counts
-        rows.append((named, f"{found.means[name]:.4f}", against))
+        counts = " / ".join(map(str, comparison.better_off(name, LOCAL)))
+        label = pages.mark(name, "good" if name == RUN else "")
+        rows.append((label, f"{means[name]:.4f}", "" if name == LOCAL else counts))
     yield pages.table(
-        ("", _words(found.metric), "better than alone / same / worse"),
+        ("", _words(comparison.metric), "devices better / same / worse"),
         rows,
         numbers=(1, 2),
-        caption="Means over each device's own test rows, the best first; and how many "
-        "devices do better, the same and worse than with their own rows alone.",
+        caption="Means over each device's own test rows, the best first, and the "
+        "numbers of devices that do better, the same and worse than with local-only "
+        "training.",
     )
     yield pages.bullets(
-        pages.joined(pages.mark(name, "good" if name == RUN else ""), ": ", words)
-        for name, words in _EXPLAINED.items()
-        if name in found.means
+        pages.joined(pages.mark(name, "good" if name == RUN else ""), ": ", meaning)
+        for name, meaning in _EXPLAINED.items()
+        if name in means
     )
 
 
-def _devices(run: RecordedRun, found: Comparison | None) -> Iterator[Text]:
+def _devices(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:
     plan = run.plan
     columns: dict[str, Array] = {
         "rows": floats(plan.num_samples),
         "batch": floats(plan.batch_size),
-        "noise": plan.noise_std,
+        "noise std": plan.noise_std,
         "weight": plan.weights,
         "rounds": floats(plan.device_rounds),
     }
     for name in ("epsilon", "cost"):
         columns[f"{name} spent"] = getattr(run.rounds[-1] if run.rounds else plan, name)
-    measured: dict[str, Array] = {} if found is None else dict(found.per_device)
+    measured: dict[str, Array] = (
+        {} if comparison is None else dict(comparison.per_device)
+    )
     header = ("device", *columns, *measured)
-    names = run.device_names if found is None else found.device_names
+    names = run.device_names if comparison is None else comparison.device_names
 
-    shape = "{:.3f}" if found is None or found.higher_is_better else "{:.3g}"
+    is_accuracy = comparison is None or comparison.higher_is_better
+    shape = "{:.3f}" if is_accuracy else "{:.3g}"
 
-    def cells(of: Callable[[Array], float]) -> Iterator[str]:
+    def cells(pick: Callable[[Array], float]) -> Iterator[str]:
         for name, values in columns.items():
-            value = float(of(values))
+            value = float(pick(values))
             exact = name != "epsilon spent" or not np.isfinite(value)
             yield _cell(value) if exact else rounded_up(value)
-        yield from (_cell(float(of(values)), shape) for values in measured.values())
+        yield from (_cell(float(pick(values)), shape) for values in measured.values())
 
-    if plan.num_devices > _FEW:
-        ends: dict[str, Callable[[Array], float]] = {
-            "least": np.nanmin,
+    if plan.num_devices > _MAX_DEVICE_ROWS:
+        summaries: dict[str, Callable[[Array], float]] = {
+            "minimum": np.nanmin,
             "median": np.nanmedian,
-            "most": np.nanmax,
+            "maximum": np.nanmax,
         }
-        rows = [(word, *cells(of)) for word, of in ends.items()]
+        rows = [(word, *cells(summary)) for word, summary in summaries.items()]
     else:
         order = sorted(range(len(names)), key=lambda m: natural(names[m]))
         rows = [(names[m], *cells(itemgetter(m))) for m in order]
-    told = f" From {RUN} on: {_words(found.metric)}, not private." if found else ""
+    note = ""
+    if comparison is not None:
+        note = f' Columns from "{RUN}" on: {_words(comparison.metric)}, not private.'
     yield pages.table(
         header,
         rows,
         numbers=range(1, len(header)),
-        caption=f"What each device gave and got.{told}",
+        caption=f"Share in the training, spending and result of each device.{note}",
     )
 
 
-def _origin(run: RecordedRun) -> Iterator[Text]:
+def _provenance(run: RecordedRun) -> Iterator[Text]:
     about = run.about
     rows = [
         (name, str(about[name]))
@@ -302,12 +320,12 @@ def _origin(run: RecordedRun) -> Iterator[Text]:
     ]
     versions = about.get("versions", {})
     rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
-    rows.append(("files", "plan.json, rounds.jsonl, model.npz beside this page"))
+    rows.append(("files", "plan.json, rounds.jsonl and model.npz in the run folder"))
     yield pages.table((), rows)
 
 
 def natural(name: str) -> list[tuple[bool, int, str]]:
-    """Return what to sort names by, so that numbers in them count as numbers.
+    """Return a sort key that compares the numbers in names as numbers.
 
     >>> sorted(["s10", "s2", "a"], key=natural)
     ['a', 's2', 's10']
@@ -324,5 +342,5 @@ def _cell(value: float, shape: str = "{:.4g}") -> str:
     if np.isnan(value):
         return "no rows"
     if np.isinf(value):
-        return "none"
+        return "infinite"
     return shape.format(value)

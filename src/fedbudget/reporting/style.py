@@ -1,8 +1,8 @@
-"""How figures look: one style, readable in grey and by the colour-blind, vector first.
+"""The style of all figures: readable in grey and by the colour-blind.
 
-Lines differ in colour, in marker and in dash, so that no reader needs the colour. The
-colours are those of Okabe and Ito, and a darker blue. Saved files hold no date, so that
-a figure which did not change does not change on disk.
+Lines differ in colour, marker and dash, so that no reader depends on the colour. The
+colours are those of Okabe and Ito, plus a darker blue. Saved files hold no date, so
+that an unchanged figure gives an unchanged file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,22 +30,22 @@ FORMATS = ("svg", "pdf", "png")
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """How one curve of a figure differs from the others."""
+    """Colour, marker and dash of one curve."""
 
     color: str
     marker: str
     dash: str | tuple[int, tuple[float, ...]] = "-"
 
-    def options(self, **more: Any) -> dict[str, Any]:
+    def options(self, **extra: Any) -> dict[str, Any]:
         """Return the arguments for matplotlib's plot and errorbar."""
         return {
             "color": self.color,
             "marker": self.marker,
             "linestyle": self.dash,
-        } | more
+        } | extra
 
 
-# The first four from dark to light, so that they differ in grey too.
+# The first four go from dark to light, so that they differ in grey, too.
 LINES: tuple[Line, ...] = (
     Line(color=BLACK, marker="o", dash="-"),
     Line(color=NAVY, marker="s", dash=(0, (6, 2))),
@@ -78,13 +78,13 @@ RC: dict[Any, Any] = {
     "savefig.dpi": 160,
     "savefig.facecolor": "white",
     "pdf.fonttype": 42,  # text stays text
-    "svg.fonttype": "path",  # a page must look alike where a font is missing
+    "svg.fonttype": "path",  # a page must look the same where a font is missing
 }
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Draw with this style and without a screen; other figures keep theirs."""
+    """Draw with this style; figures outside of the context keep theirs."""
     with needed("drawing figures", "matplotlib"):
         import matplotlib
     with matplotlib.rc_context(RC):
@@ -94,7 +94,7 @@ def drawing() -> Iterator[None]:
 def panels(
     rows: int, columns: int, *, size: tuple[float, float], **options: Any
 ) -> tuple["Figure", list[list["Axes"]]]:
-    """Return a figure and its axes as a table; no screen and no global state.
+    """Return a figure and its axes as a table; needs no display and no global state.
 
     Args:
         rows: Panels from top to bottom.
@@ -110,7 +110,7 @@ def panels(
 
 
 def legend_below(figure: "Figure", axes: Sequence["Axes"], *, columns: int) -> None:
-    """Put one legend for all panels under them, where it covers nothing."""
+    """Put one legend for all panels below them."""
     entries: dict[str, Any] = {}
     for each in axes:
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
@@ -127,16 +127,16 @@ def legend_below(figure: "Figure", axes: Sequence["Axes"], *, columns: int) -> N
 def save(
     figure: "Figure", stem: Path, *, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Write the figure in each format, whole or not at all.
+    """Write the figure in each format, atomically.
 
     Args:
-        figure: What to write.
-        stem: The files' path without the ending.
-        formats: The endings, each of which says how it is written.
+        figure: The figure to write.
+        stem: The files' path without the suffix.
+        formats: The suffixes, without the dot.
     """
     import matplotlib
 
-    # Laid out once, not again for every format: that takes longer than drawing.
+    # Lay out once, not for every format: layout takes longer than drawing.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     written = []

@@ -1,1 +1,1 @@
-"""Simulated devices over compiled kernels, sweeps, and personal models."""
+"""Simulated devices on compiled kernels, sweeps and personal models."""

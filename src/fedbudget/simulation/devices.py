@@ -1,4 +1,4 @@
-"""A fleet on this machine: the compiled kernels behind the `Devices` seam."""
+"""Simulated devices: the `Devices` protocol on top of the compiled kernels."""
 
 from hashlib import sha256
 from typing import Any, cast
@@ -23,21 +23,21 @@ from fedbudget.training import Order, Replies
 
 
 class SimulatedDevices:
-    """The devices of a data set, with ledgers of their own, in memory.
+    """The devices of a data set, with their ledgers, in memory.
 
-    Everything is reproducible from the seed, also the noise: nothing is promised
-    against anyone who knows it. Each device charges its ledger before it
-    trains, and refuses what its budget does not allow, whatever the plan says. No noise
-    is drawn twice: where a step is taken again, by a second run or by another way to go
-    on from a first, it takes noise of its own.
+    Everything is reproducible from the seed, including the noise: there is no privacy
+    guarantee against anyone who knows the seed. Each device charges its ledger before
+    it trains, and refuses a round that its budget does not allow, whatever the plan
+    says. Noise is never reused: if a step is taken again, by a second run or by a
+    second continuation of a run, it gets new noise.
 
     Args:
         data: The rows of every device.
-        seed: Of the noise, the batches and who answers.
-        budget: What each device allows itself; without one nothing is refused.
-        prices: What a round costs each device; without them, what the plan says.
-        participation: Probability that a device's answer arrives in a round. One that
-            does not has still been charged.
+        seed: Seed of the noise, the batches and the arrival of answers.
+        budget: The limits of each device; without them no round is refused.
+        prices: The prices that devices pay; without them, the plan's costs count.
+        participation: Probability that a device's answer arrives in a round. A device
+            whose answer is lost has still been charged.
     """
 
     def __init__(
@@ -56,13 +56,15 @@ class SimulatedDevices:
             per_device(f"prices.{name}", value, data.num_devices)
         self._prices = prices
         self._packed: PackedRows | None = None
-        # One ledger for the life of the devices: a second run adds to what they spent.
+        # One ledger for the life of the devices: a second run adds to its spending.
         self.ledger = Ledger(budget, num_devices=data.num_devices)
-        self._noise = 0  # number of the noise in use: see `_noise_seed`
-        self._drawn: dict[int, int] = {}  # of each noise: steps below this are drawn
-        # Rounds that were charged: number of the noise, first step, digest of the plan.
+        self._noise = 0  # number of the noise stream in use: see `_noise_seed`
+        self._drawn: dict[
+            int, int
+        ] = {}  # noise stream -> number of steps already drawn
+        # Charged rounds: noise stream, first step, digest of the plan.
         self._charged: set[tuple[int, int, bytes]] = set()
-        self._digest: tuple[Plan | None, bytes] = None, b""  # of the plan last seen
+        self._digest: tuple[Plan | None, bytes] = None, b""  # of the last plan
 
     @property
     def num_devices(self) -> int:
@@ -71,40 +73,44 @@ class SimulatedDevices:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What an interrupted run must find again, to go on as if nothing had been.
+        """Values that must be the same for an interrupted run to be resumed.
 
-        `rows` is a checksum of the training rows: not private, as all of a simulation.
+        `rows` is a checksum of the training rows; like everything in a simulation, it
+        is not private.
         """
         train, checksum = self.data.train, 0
         x = [train.x] if isinstance(train.x, np.ndarray) else _arrays_of(train.x)
         for array in (*x, train.y, train.offsets):
             checksum = crc32(np.ascontiguousarray(array).data, checksum)
-        known = {"seed": self.seed, "participation": self.participation}
-        return known | {"rows": f"{checksum:08x}"}
+        return {
+            "seed": self.seed,
+            "participation": self.participation,
+            "rows": f"{checksum:08x}",
+        }
 
     @property
     def steps_taken(self) -> int:
-        """Local steps of the longest run so far, with those that it went on from."""
+        """Local steps of the longest run so far, with those of runs it continued."""
         return max(self._drawn.values(), default=0)
 
     def begin(self, plan: Plan) -> None:
-        """Lay the rows out for a run of this plan, and count what was spent before it.
+        """Lay out the rows for a run of this plan, and count its prior spending.
 
         Raises:
             InvalidInputError: The plan does not fit the data, or does not keep the
-                epsilons that it promises.
+                epsilons that it states.
         """
         check_plan(plan, self.data)
         self._rows(plan.model)
         self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
 
     def run_round(self, order: Order) -> Replies:
-        """Charge every device that is asked, then run those that can pay."""
+        """Charge every selected device, then train those whose budget allows it."""
         self._noise = self._noise_of(order)
         if order.first_step < self._drawn.get(self._noise, 0):
-            self._noise = 1 + max(self._drawn)  # never the same noise a second time
-        asked = order.plan.takes_part(order.number)
-        paid = self._pay(order.plan, order.first_step, asked)
+            self._noise = 1 + max(self._drawn)  # never reuse noise
+        selected = order.plan.takes_part(order.number)
+        paid = self._pay(order.plan, order.first_step, selected)
         answered = paid & self._arrives(order.number)
         theta, shifts = order.theta, order.state.get("shifts")
         if answered.any():
@@ -116,22 +122,22 @@ class SimulatedDevices:
             answered=answered,
             epsilon=self.ledger.epsilon_at(order.plan.delta),
             cost=self.ledger.cost,
-            refused=self._refusals(order, asked & ~paid),
+            refused=self._refusals(order, selected & ~paid),
         )
 
-    def _refusals(self, order: Order, who: Bools) -> dict[int, str]:
+    def _refusals(self, order: Order, refused: Bools) -> dict[int, str]:
         charge = self._charge(order.plan, order.first_step)
         affords = self.ledger.affords_cost(charge)
-        words = "the round would overdraw this device's {} budget"
+        message = "the round would overdraw this device's {} budget"
         return {
-            int(m): words.format("privacy" if affords[m] else "cost")
-            for m in np.flatnonzero(who)
+            int(m): message.format("privacy" if affords[m] else "cost")
+            for m in np.flatnonzero(refused)
         }
 
     def catch_up(self, order: Order) -> None:
-        """Charge the ledgers for the rounds that an interrupted run has done.
+        """Charge the ledgers for the completed rounds of an interrupted run.
 
-        Those that these very devices have done are charged already.
+        Rounds that these devices ran themselves are charged already.
         """
         plan, self._noise = order.plan, self._noise_of(order)
         for done in range(order.number - 1):
@@ -149,32 +155,31 @@ class SimulatedDevices:
     def measure_personal(self, theta: Array) -> dict[str, float]:
         """Let every device adapt a model to its own rows, and measure; not private.
 
-        Beside the personal models stand what devices reach on their own rows alone,
-        with nothing sent, and the best constant guess.
+        The result also has local-only models and the best constant guess.
         """
         if self._packed is None:
             raise InvalidInputError("nothing to measure yet: begin a run first")
         return measure_personal(self.data, self._packed.loss, theta)
 
     def _rows(self, loss: Loss) -> PackedRows:
-        """Return the rows as the kernels want them, packed once."""
+        """Return the rows in the kernels' layout, packed once per loss."""
         if self._packed is None or self._packed.loss != loss:
             self._packed = packed_rows(self.data.train, loss)
         return self._packed
 
     def _noise_of(self, order: Order) -> int:
-        """Return the number of the noise that a run has used so far."""
+        """Return the number of the noise stream that a run has used so far."""
         return int(order.state.get("noise", self._noise))
 
-    def _pay(self, plan: Plan, first_step: int, asked: Bools) -> Bools:
-        """Charge a round to who is asked; its noise counts as drawn from now on."""
+    def _pay(self, plan: Plan, first_step: int, selected: Bools) -> Bools:
+        """Charge a round to the selected devices, and count its noise as drawn."""
         self._charged.add((self._noise, first_step, self._digest_of(plan)))
         drawn = self._drawn.get(self._noise, 0)
         self._drawn[self._noise] = max(drawn, first_step + plan.tau)
-        return self.ledger.charge(self._charge(plan, first_step), who=asked)
+        return self.ledger.charge(self._charge(plan, first_step), mask=selected)
 
     def _digest_of(self, plan: Plan) -> bytes:
-        """Return what tells plans apart; of one plan, it is taken once."""
+        """Return the digest of a plan, computed once per plan."""
         if self._digest[0] is not plan:
             self._digest = plan, _digest(plan)
         return self._digest[1]
@@ -188,7 +193,7 @@ class SimulatedDevices:
         turns = None
         if plan.sampling == "cyclic":
             turns = Turns(
-                deal=self._noise_seed(),  # the kernels deal by it, too
+                deal=self._noise_seed(),  # the kernels shuffle with the same seed
                 blocks=plan.blocks,
                 batch_size=plan.batch_size,
                 first_step=first_step,
@@ -202,14 +207,14 @@ class SimulatedDevices:
         )
 
     def _arrives(self, number: int) -> Bools:
-        """Draw whose answers arrive in a round; the same whenever it is asked."""
+        """Draw whose answers arrive in a round: a function of seed and round only."""
         rng = np.random.default_rng([self.seed, number, 0xA11])
         return np.asarray(rng.random(self.num_devices) < self.participation)
 
     def _noise_seed(self) -> int:
-        """Return the seed of the noise in use; the first is the devices' own.
+        """Return the seed of the noise stream in use; the first is the devices' own.
 
-        Two runs with the same noise would give it away: their difference is without.
+        Two runs with the same noise would reveal it: it cancels in their difference.
         """
         if self._noise == 0:
             return self.seed
@@ -219,16 +224,16 @@ class SimulatedDevices:
     def _average(
         self, order: Order, answered: Bools, shifts: NDArray[np.float32] | None
     ) -> tuple[Array, NDArray[np.float32] | None]:
-        """Return the average, and the shifts of drift control for the next round."""
+        """Return the average, and the drift corrections (shifts) for the next round."""
         plan, rows = order.plan, self._rows(order.plan.model)
-        # One round of kernels: momentum between rounds is the server's to add.
-        asked = round_plan(plan, np.where(answered, plan.weights, 0.0))
-        if plan.drift_control:
-            shifts = no_shifts(rows, asked) if shifts is None else shifts.copy()
+        # One round of the kernels: the server itself adds momentum between rounds.
+        kernel_plan = round_plan(plan, np.where(answered, plan.weights, 0.0))
+        if plan.drift_correction:
+            shifts = no_shifts(rows, kernel_plan) if shifts is None else shifts.copy()
         models = run_rounds(
             rows,
             order.theta,
-            asked,
+            kernel_plan,
             rounds=1,
             seed=self._noise_seed(),
             first_step=order.first_step,
@@ -238,7 +243,7 @@ class SimulatedDevices:
 
 
 def check_plan(plan: Plan, data: Dataset) -> None:
-    """Raise unless the plan fits the data and keeps the epsilons it promises."""
+    """Raise unless the plan fits the data and keeps the epsilons that it states."""
     if plan.num_devices != data.num_devices:
         raise InvalidInputError(
             f"the plan is for {plan.num_devices} devices, the data have "
@@ -270,16 +275,16 @@ def _arrays_of(x: Any) -> tuple[NDArray[Any], ...]:
 
 
 def _digest(plan: Plan) -> bytes:
-    """Return a few bytes that differ between plans which differ in anything."""
-    found = sha256()
+    """Return a digest of all fields of a plan."""
+    digest = sha256()
     for name, value in vars(plan).items():
-        plain = value if isinstance(value, np.ndarray) else repr(value).encode()
-        found.update(name.encode() + b"=" + bytes(plain))
-    return found.digest()
+        content = value if isinstance(value, np.ndarray) else repr(value).encode()
+        digest.update(name.encode() + b"=" + bytes(content))
+    return digest.digest()
 
 
 def round_plan(plan: Plan, weights: Array) -> RoundPlan:
-    """Return what the kernels need of a plan."""
+    """Return the values of a plan that the kernels use."""
     return RoundPlan(
         tau=plan.tau,
         learning_rate=plan.learning_rate,
@@ -288,7 +293,7 @@ def round_plan(plan: Plan, weights: Array) -> RoundPlan:
         weights=weights / weights.sum(),
         sampling=cast(Sampling, plan.sampling),
         momentum=plan.momentum,
-        drift_control=plan.drift_control,
+        drift_correction=plan.drift_correction,
     )
 
 

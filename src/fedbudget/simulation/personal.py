@@ -1,17 +1,17 @@
-"""Personal models: the global one, adapted by a device to its own rows.
+"""Personal models: the global model, adapted by each device to its own rows.
 
-A device adapts after training, keeps the result and sends nothing: no message, no
-charge. What it measures on its own rows is its own to know.
+A device adapts the model after training and sends nothing: no message, no charge.
+Its measurements on its own rows stay on the device, too.
 
-The device fits its training rows with a pull towards the global model, at several
-strengths, and without one; or it keeps the global model, scaled to its rows. How much
-each of these counts follows from cross-validation on all rows that the device may look
-at: the weight of a fit falls exponentially with its loss on rows it has not seen.
-Picking the one best fit instead would follow the noise of a few rows; averaging does
-not.
+The candidates are the global model, scaled to the device's rows; fits of the training
+rows that are regularised towards the global model, at several strengths; and fits
+regularised towards zero. The personal model is their weighted average. The weights
+come from cross-validation on the training and validation rows: a fit's weight falls
+exponentially with its loss on held-out rows. Selecting the single best fit instead
+would overfit to a few rows.
 
-Fits without noise are not private, and need not be: a fit that never leaves the device
-reveals nothing. What does leave it (`baselines.one_shot`) adds its own noise.
+Fits without noise are not private and need not be: a fit that never leaves the device
+reveals nothing. A fit that is sent (`baselines.one_shot`) gets noise of its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,33 +28,33 @@ from fedbudget.errors import needed
 from fedbudget.losses import Floats, Hinge, Labels, Loss, Rows
 from fedbudget.simulation.measuring import means, measure_devices
 
-# How strongly a fit is pulled to the global model (or to zero); falling.
+# Strengths of the regularisation towards the global model (or zero); decreasing.
 STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4)
 
-# What the global model may be multiplied by where it is kept. Few rounds or much noise
-# can leave it less sure, or surer, than its hits allow; the classes stay the same.
+# Candidate factors of the global model. With few rounds or much noise it may be under-
+# or overconfident; a factor does not change the predicted classes.
 SCALES = (0.5, 1.0, 2.0)
 
-# A total loss higher by this (in nats, for the logistic loss) counts 1/e as much.
+# A total loss higher by this much (in nats, for the logistic loss) has 1/e the weight.
 TEMPERATURE = 5.0
 _FOLDS = 5
 
-# So many validation rows judge well alone; with fewer, training rows take turns.
-_ENOUGH = 300
+# With fewer validation rows, fits are cross-validated on the training rows, too.
+_ENOUGH_VALIDATION_ROWS = 300
 
-# Up to so many cells, dense rows are faster than sparse ones.
+# Up to this many cells, dense rows are faster than sparse ones.
 _DENSE_CELLS = 300_000
 _LabelledRows: TypeAlias = tuple[Rows, Labels]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Personal:
-    """A device's own model, and how it came about."""
+    """A device's personal model, and the weights of its parts."""
 
     theta: Array
-    own: Array  # what the device makes of its own rows alone
-    kept: float  # weight of the global model in its own direction
-    alone: float  # weight of fits that ignore it
+    own: Array  # the local-only model
+    global_weight: float  # of the global model itself, scaled
+    local_weight: float  # of the fits that ignore the global model
 
 
 def adapt(
@@ -65,14 +65,14 @@ def adapt(
     *,
     seed: int = 0,
 ) -> Personal:
-    """Return the model that a device makes of a global one and its own rows.
+    """Adapt a global model to a device's own rows.
 
     Args:
-        loss: What is minimised.
+        loss: The loss to minimise.
         train: Rows and labels to fit.
-        validation: Rows and labels that, with those of `train`, say which fit is good.
-        theta: The global model; None where there is none: the device is on its own.
-        seed: Deals the rows out to the folds.
+        validation: Rows and labels that judge the fits, together with those of `train`.
+        theta: The global model; None for a local-only model.
+        seed: Seed of the assignment of rows to folds.
     """
     return _adapted(loss, train, validation, [theta], seed)[0]
 
@@ -85,7 +85,7 @@ def adapt_all(data: Dataset, loss: Loss, theta: Array | None) -> list[Personal]:
 def adapt_each(
     data: Dataset, loss: Loss, thetas: Sequence[Array | None]
 ) -> list[list[Personal]]:
-    """Let every device adapt each of several models; devices' own fits are shared."""
+    """Let every device adapt each of several models; local-only fits are shared."""
     with one_thread():
         by_device = [
             _adapted(loss, data.train.device(m), data.validation.device(m), thetas, m)
@@ -95,7 +95,7 @@ def adapt_each(
 
 
 def measure_personal(data: Dataset, loss: Loss, theta: Array) -> dict[str, float]:
-    """Measure personal models, and what devices have without the global one.
+    """Measure personal models, local-only models and the best constant guess.
 
     Returns:
         "personal_test_accuracy", "alone_test_accuracy", "constant_test_accuracy" and
@@ -106,17 +106,17 @@ def measure_personal(data: Dataset, loss: Loss, theta: Array) -> dict[str, float
         "personal": np.array([personal.theta for personal in adapted]),
         "alone": np.array([personal.own for personal in adapted]),
     }
-    found = {
-        f"{name}_{what}": value
+    measured = {
+        f"{name}_{metric}": value
         for name, model in models.items()
-        for what, value in means(measure_devices(data, loss, model)).items()
+        for metric, value in means(measure_devices(data, loss, model)).items()
     }
     guess = means(measure_devices(*best_constant(data, loss)))
-    return found | {f"constant_{what}": value for what, value in guess.items()}
+    return measured | {f"constant_{metric}": value for metric, value in guess.items()}
 
 
 def best_constant(data: Dataset, loss: Loss) -> tuple[Dataset, Loss, Array]:
-    """Fit the best constant score, the same on all devices, to rows of a single 1."""
+    """Fit one constant score for all devices: rows become a single column of ones."""
     ones = replace(
         data,
         train=_without_features(data.train),
@@ -141,40 +141,40 @@ def fit(
     """Minimise mean loss + (strength / 2) |theta - centre|^2 by L-BFGS.
 
     Args:
-        loss: Its own L2 term stays in.
+        loss: The loss, including its own L2 term.
         x: Rows, dense or CSR.
         y: Labels.
-        strength: How strongly the model is pulled to the centre.
-        centre: Zero if left out.
-        start: Where to begin: the centre if left out.
-        row_weights: Weights of the rows, summing to 1; alike if left out.
+        strength: Strength of the regularisation towards the centre.
+        centre: Zero by default.
+        start: Start of the iteration; by default the centre.
+        row_weights: Weights of the rows, summing to 1; by default equal.
         tolerance: Largest entry of the gradient at the end.
     """
     with needed("fitting on the device", "scipy"):
         from scipy.optimize import minimize
 
     smoothed, rows = smooth(loss), _prepared(x)
-    middle = np.zeros(loss.num_params(x.shape[1])) if centre is None else centre
-    each = np.full(len(y), 1 / len(y)) if row_weights is None else row_weights
+    target = np.zeros(loss.num_params(x.shape[1])) if centre is None else centre
+    weights = np.full(len(y), 1 / len(y)) if row_weights is None else row_weights
 
     def value_and_gradient(theta: Array) -> tuple[float, Array]:
         scores = smoothed.scores(theta, rows)
-        apart = theta - middle
-        value = float(each @ smoothed.losses(scores, y))
-        value += 0.5 * strength * float(apart @ apart)
+        offset = theta - target
+        value = float(weights @ smoothed.losses(scores, y))
+        value += 0.5 * strength * float(offset @ offset)
         value += 0.5 * loss.l2 * float(theta @ theta)
-        slopes = (smoothed.slopes(scores, y).T * each).T
+        slopes = (smoothed.slopes(scores, y).T * weights).T
         gradient = np.asarray((rows.T @ slopes).T).reshape(-1)
-        return value, gradient + strength * apart + loss.l2 * theta
+        return value, gradient + strength * offset + loss.l2 * theta
 
-    found = minimize(
+    result = minimize(
         value_and_gradient,
-        middle if start is None else start,
+        target if start is None else start,
         jac=True,
         method="L-BFGS-B",
         options={"gtol": tolerance, "ftol": 0.0, "maxiter": 2000, "maxcor": 20},
     )
-    return np.asarray(found.x)
+    return np.asarray(result.x)
 
 
 def fit_path(
@@ -185,7 +185,7 @@ def fit_path(
     strengths: Sequence[float],
     row_weights: Array | None = None,
 ) -> list[Array]:
-    """Return one fit per strength; each starts from the one before: list falling."""
+    """Return one fit per strength, each started from the last; list them decreasing."""
     rows = _prepared(x)
     fits: list[Array] = []
     for strength in strengths:
@@ -204,13 +204,13 @@ def fit_path(
 
 
 def smooth(loss: Loss) -> Loss:
-    """Return the loss, or for a loss with a kink one that differs little."""
+    """Return the loss, or a smooth approximation of the hinge loss."""
     return _SmoothHinge(l2=loss.l2) if isinstance(loss, Hinge) else loss
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep BLAS on one thread: for rows as few as a device's, waiting costs more."""
+    """Limit BLAS to one thread: a device has too few rows for more to be faster."""
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:
@@ -235,42 +235,44 @@ def _adapted(
     rows = _prepared(train[0]), train[1]
     own_fits, own_losses = judged_fits(loss, rows, validation, None, seed)
     own = _weights(own_losses) @ own_fits
-    found = []
+    adapted = []
     for theta in thetas:
         if theta is None:
-            found.append(Personal(theta=own, own=own, kept=0.0, alone=1.0))
+            adapted.append(
+                Personal(theta=own, own=own, global_weight=0.0, local_weight=1.0)
+            )
             continue
         fits, losses = judged_fits(loss, rows, validation, theta, seed)
-        # Keeping the model, pulling to it and ignoring it start out with equal chances.
-        kinds = [1] + [len(STRENGTHS)] * (len(fits) - 1 + len(own_fits))
-        weights = _weights(np.concatenate([losses, own_losses]), kinds)
-        found.append(
+        # The model itself, fits towards it and fits towards zero: equal prior weights.
+        group_sizes = [1] + [len(STRENGTHS)] * (len(fits) - 1 + len(own_fits))
+        weights = _weights(np.concatenate([losses, own_losses]), group_sizes)
+        adapted.append(
             Personal(
                 theta=weights @ np.concatenate([fits, own_fits]),
                 own=own,
-                kept=float(weights[0]),
-                alone=float(weights[len(fits) :].sum()),
+                global_weight=float(weights[0]),
+                local_weight=float(weights[len(fits) :].sum()),
             )
         )
-    return found
+    return adapted
 
 
-def _weights(losses: Array, kinds: ArrayLike = 1) -> Array:
-    """Weigh fits by their total losses on unseen rows, and by how many are alike."""
-    weights = np.exp(-(losses - losses.min()) / TEMPERATURE) / np.asarray(kinds)
+def _weights(losses: Array, group_sizes: ArrayLike = 1) -> Array:
+    """Weight fits by their losses on held-out rows and the sizes of their groups."""
+    weights = np.exp(-(losses - losses.min()) / TEMPERATURE) / np.asarray(group_sizes)
     return np.asarray(weights / weights.sum())
 
 
 def _fits(
     loss: Loss, x: Rows, y: Labels, theta: Array | None, starts: Array | None = None
 ) -> Array:
-    """Return a model, scaled, and fits pulled to it; without one, fits to zero."""
+    """Return the scaled model and fits regularised towards it, or fits towards zero."""
     fits = [] if theta is None else [_scaled(loss, x, y, theta)]
     start = np.zeros(loss.num_params(x.shape[1])) if theta is None else theta
     for strength in STRENGTHS:
         if starts is not None:
             start = starts[len(fits)]
-        # A fit is judged by rows it has not seen: it need not be exact.
+        # Refits only judge a strength on held-out rows: they need not be exact.
         start = fit(
             loss,
             x,
@@ -285,7 +287,7 @@ def _fits(
 
 
 def _scaled(loss: Loss, x: Rows, y: Labels, theta: Array) -> Array:
-    """Return the model at the length that fits these rows best."""
+    """Return the model times the factor that fits these rows best."""
     scores = loss.scores(theta, x)
     totals = [loss.losses(scale * scores, y).sum() for scale in SCALES]
     return SCALES[int(np.argmin(totals))] * theta
@@ -298,19 +300,19 @@ def judged_fits(
     theta: Array | None,
     seed: int,
 ) -> tuple[Array, Array]:
-    """Return fits, and each one's total loss on rows that it has not seen."""
+    """Return fits, and each one's total loss on held-out rows."""
     fits = _fits(loss, *train, theta)
-    if len(validation[1]) >= _ENOUGH:
+    if len(validation[1]) >= _ENOUGH_VALIDATION_ROWS:
         return fits, _totals(loss, fits, *validation)
     x = _stacked(train[0], validation[0])
     y = np.concatenate([train[1], validation[1]])
     folds = min(_FOLDS, len(y))
     totals = np.zeros(len(fits))
-    if folds < 2:  # one row alone can judge nothing
+    if folds < 2:  # a single row leaves no row to judge by
         return fits, totals
-    turn = np.random.default_rng(seed).permutation(np.arange(len(y)) % folds)
+    fold_of_row = np.random.default_rng(seed).permutation(np.arange(len(y)) % folds)
     for fold in range(folds):
-        rest: NDArray[np.bool_] = turn != fold
+        rest: NDArray[np.bool_] = fold_of_row != fold
         refits = _fits(loss, x[rest], y[rest], theta, starts=fits)
         totals += _totals(loss, refits, x[~rest], y[~rest])
     return fits, totals
@@ -322,15 +324,15 @@ def _totals(loss: Loss, fits: Array, x: Rows, y: Labels) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class _SmoothHinge(Hinge):
-    """Hinge with its kink rounded, so that a quasi-Newton method gets to the end."""
+    """Hinge loss with its kink rounded, so that a quasi-Newton method converges."""
 
-    width: float = 0.1  # of the margins where it is a parabola
+    width: float = 0.1  # of the range of margins where the loss is a parabola
 
     def losses(self, scores: Floats, y: Labels) -> Floats:
         """Return the loss of each sample."""
-        short = np.maximum(0, 1 - np.where(y > 0, 1.0, -1.0) * scores)
-        inside = np.minimum(short, self.width)
-        return np.asarray(inside * (short - 0.5 * inside) / self.width)
+        shortfall = np.maximum(0, 1 - np.where(y > 0, 1.0, -1.0) * scores)
+        inside = np.minimum(shortfall, self.width)
+        return np.asarray(inside * (shortfall - 0.5 * inside) / self.width)
 
     def slopes(self, scores: Floats, y: Labels) -> Floats:
         """Return d loss / d score."""
@@ -339,17 +341,17 @@ class _SmoothHinge(Hinge):
 
 
 def _prepared(x: Rows) -> Rows:
-    """Return the rows in double precision, dense where that is faster."""
+    """Return the rows in double precision, dense if that is faster."""
     if not isinstance(x, np.ndarray) and x.shape[0] * x.shape[1] <= _DENSE_CELLS:
         return np.asarray(x.toarray(), dtype=np.float64)
     return x.astype(np.float64, copy=False)
 
 
-def _stacked(x: Rows, more: Rows) -> Rows:
-    """Return both rows below each other, in double precision."""
+def _stacked(x: Rows, other: Rows) -> Rows:
+    """Return both sets of rows, one below the other, in double precision."""
     if isinstance(x, np.ndarray):
-        dense = more if isinstance(more, np.ndarray) else more.toarray()
+        dense = other if isinstance(other, np.ndarray) else other.toarray()
         return np.concatenate([x, dense]).astype(np.float64, copy=False)
     from scipy.sparse import csr_array, vstack
 
-    return csr_array(vstack([x, csr_array(more)]).astype(np.float64))
+    return csr_array(vstack([x, csr_array(other)]).astype(np.float64))

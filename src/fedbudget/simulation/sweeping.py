@@ -1,8 +1,8 @@
-"""Many plans times many seeds at once: the fast path of the simulator.
+"""Sweeps: many plans times many seeds at once, the fast path of the simulator.
 
-In one process by default, on all cores, plans side by side in SIMD lanes. When one
-machine is outgrown, joblib spreads the plans over a Ray or a Dask cluster. A sweep is
-for choosing and comparing: it keeps no ledgers and writes no record.
+By default a sweep runs in one process on all cores, with plans side by side in SIMD
+lanes. For more than one machine, joblib distributes the plans over a Ray or Dask
+cluster. A sweep compares plans: it has no ledgers and writes no record.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ BACKENDS = ("here", "ray", "dask")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sweep:
-    """The released models of plans x seeds, and what they measure; not private."""
+    """The released models of plans x seeds and their measurements; not private."""
 
     plans: tuple[Plan, ...]
     seeds: tuple[int, ...]
@@ -37,7 +37,7 @@ class Sweep:
     measured: dict[str, Array]  # name -> shape (plans, seeds)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield one plain row per plan and seed, for a table."""
+        """Yield one row of plain values per plan and seed."""
         for p, plan in enumerate(self.plans):
             for s, seed in enumerate(self.seeds):
                 yield {
@@ -68,30 +68,32 @@ def sweep(
 
     Args:
         data: The rows of every device.
-        plans: All for these data and for one loss.
-        seeds: Of noise and batches.
+        plans: Plans for these data, all for the same loss.
+        seeds: Seeds of the noise and the batches.
         backend: `here`, or `ray` or `dask` for a cluster.
-        address: Of the cluster; without one, a local cluster is started.
+        address: Address of the cluster; without one, a local cluster is started.
     """
     one_of("backend", backend, BACKENDS)
-    chosen, numbers = tuple(plans), tuple(map(seed_number, seeds))
-    if not chosen or not numbers:
+    all_plans, all_seeds = tuple(plans), tuple(map(seed_number, seeds))
+    if not all_plans or not all_seeds:
         raise InvalidInputError(
-            f"a sweep needs plans and seeds, got {len(chosen)} and {len(numbers)}"
+            f"a sweep needs plans and seeds, got {len(all_plans)} and {len(all_seeds)}"
         )
-    if len({(p.loss, p.num_classes, p.l2) for p in chosen}) > 1:
-        raise InvalidInputError("the plans are for different losses: sweep each alone")
-    for plan in chosen:
+    if len({(p.loss, p.num_classes, p.l2) for p in all_plans}) > 1:
+        raise InvalidInputError(
+            "the plans are for different losses: run one sweep per loss"
+        )
+    for plan in all_plans:
         check_plan(plan, data)
     if backend == "here":
-        theta = _models(data, chosen, numbers)
+        theta = _models(data, all_plans, all_seeds)
     else:
-        theta = _on_cluster(data, chosen, numbers, backend, address)
+        theta = _on_cluster(data, all_plans, all_seeds, backend, address)
     return Sweep(
-        plans=chosen,
-        seeds=numbers,
+        plans=all_plans,
+        seeds=all_seeds,
         theta=theta,
-        measured=_measure(data, chosen[0].model, theta),
+        measured=_measure(data, all_plans[0].model, theta),
     )
 
 
@@ -117,7 +119,7 @@ def _models(data: Dataset, plans: Sequence[Plan], seeds: Sequence[int]) -> Array
 
 
 def _round_by_round(packed: PackedRows, plan: Plan, seed: int) -> Array:
-    """Run a plan whose devices change from round to round."""
+    """Run a plan whose participating devices differ between rounds."""
     server = Server.start(packed.num_params)
     shifts = no_shifts(packed, round_plan(plan, plan.weights))
     for number in range(1, plan.rounds + 1):
@@ -142,7 +144,7 @@ def _on_cluster(
     backend: str,
     address: str | None,
 ) -> Array:
-    """Deal the plans out to a cluster's workers, a share of neighbours to each."""
+    """Distribute the plans over a cluster's workers, consecutive plans to each."""
     with needed(f"backend {backend!r}", "joblib", backend):
         import joblib
     with _cluster(backend, address) as workers:
@@ -185,5 +187,5 @@ def _cluster(backend: str, address: str | None) -> Iterator[int]:
 def _measure(data: Dataset, loss: Loss, theta: Array) -> dict[str, Array]:
     """Measure every model."""
     plans, seeds, params = theta.shape
-    found = measure_all(data, loss, theta.reshape(plans * seeds, params))
-    return {name: values.reshape(plans, seeds) for name, values in found.items()}
+    measured = measure_all(data, loss, theta.reshape(plans * seeds, params))
+    return {name: values.reshape(plans, seeds) for name, values in measured.items()}

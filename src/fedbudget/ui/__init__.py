@@ -1,5 +1,5 @@
-"""The page: thin, served on this machine alone, and without a network.
+"""The page in the browser, served on this machine only.
 
-`fedbudget ui` starts Streamlit, which runs `app.py`. What is shown is computed without
-Streamlit, in `loss_map`, `folders` and the first halves of `run` and `fleet`.
+`fedbudget ui` starts Streamlit, which runs `app.py`. The content is computed without
+Streamlit, in `loss_map`, `folders` and parts of `run` and `fleet`.
 """

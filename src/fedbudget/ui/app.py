@@ -1,4 +1,4 @@
-"""The page: what it shows, and how Streamlit serves it to this machine alone."""
+"""The page: its navigation, and the Streamlit server on this machine."""
 
 import argparse
 import os
@@ -11,20 +11,20 @@ from fedbudget.errors import InvalidInputError, MissingExtraError, RecordError
 from fedbudget.fleet.coordinator.defaults import STATUS_PORT
 
 ADDRESS, PORT = "127.0.0.1", 8501
-# Of a coordinator on this machine, for the page Fleet.
+# Status of a coordinator on this machine, for the Fleet page.
 STATUS_URL = f"http://{ADDRESS}:{STATUS_PORT}/status"
 
-# Nothing is counted, fetched, reloaded or advertised; no developer's menu.
+# No usage statistics, no network, no reloading, no developer menu.
 _SETTINGS = {
     "server.address": ADDRESS,
     "server.showEmailPrompt": "false",
     "server.fileWatcherType": "none",
-    "server.maxUploadSize": "1",  # MB; the page takes no files
+    "server.maxUploadSize": "1",  # MB; the page accepts no files
     "browser.gatherUsageStats": "false",
     "client.toolbarMode": "minimal",
     "client.showErrorDetails": "type",
     "logger.level": "warning",
-    "logger.hideWelcomeMessage": "true",  # nor its offers, on the page as well
+    "logger.hideWelcomeMessage": "true",  # hides the offers on the page, too
     "theme.light.primaryColor": "#0b6e75",
     "theme.dark.primaryColor": "#1a8a93",
     "theme.font": "sans-serif",
@@ -52,16 +52,16 @@ _STYLE = """
 
 
 def check_port(port: int) -> None:
-    """Raise unless the page can be served there."""
+    """Raise unless the page can be served on this port."""
     if not 1 <= port <= 65535:
-        raise InvalidInputError(f"--port {port} is not a port: take 1024 .. 65535")
+        raise InvalidInputError(f"--port {port} is not a port: choose 1024 to 65535")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((ADDRESS, port))
         except OSError as error:
             raise RecordError(
-                f"cannot serve on {ADDRESS}:{port}: {error.strerror}: take another "
+                f"cannot serve on {ADDRESS}:{port}: {error.strerror}: choose another "
                 "--port"
             ) from None
 
@@ -83,14 +83,14 @@ def server_command(
 
 
 def serve(command: list[str]) -> None:
-    """Become the server: signals and exit codes are its own from here on."""
+    """Replace this process by the server, with its signals and exit codes."""
     sys.stdout.flush()
     os.execv(command[0], command)
 
 
 def main() -> None:
-    """Show the page that the address names: what Streamlit runs."""
-    # Here, because the command line loads this module where Streamlit may be missing.
+    """Show the page that the URL names; Streamlit runs this function."""
+    # Imported here: the command line loads this module without Streamlit, too.
     import streamlit as st
 
     from fedbudget.ui.explore_page import explore_page

@@ -1,4 +1,4 @@
-"""The charts, as Altair specifications; Streamlit draws them without a network."""
+"""The charts, as Altair specifications."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil, floor
@@ -13,33 +13,33 @@ from fedbudget.ui.loss_map import LossMap
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 Layers: TypeAlias = alt.LayerChart | alt.FacetChart
 
-# Colours that the colour-blind can tell apart, on white and on black (Okabe and Ito).
+# Safe for colour-blind readers, on white and on black (Okabe and Ito).
 _COLOURS = ("#0077bb", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
-_LEAST_SPAN = 0.05  # of an axis of accuracies or losses
+_MIN_SPAN = 0.05  # of an axis of accuracies or losses
 _COST_TICKS = (50, 100, 200, 500, 1000, 2000, 5000)
 _EPSILON_TICKS = (0.25, 0.5, 1, 2, 4, 8, 16)
 
 
-def map_chart(found: LossMap, *, epsilon: float, cost: float) -> Layers:
-    """Draw the predicted loss over both budgets, and where the user stands."""
-    fine = found.finer()
+def map_chart(losses: LossMap, *, epsilon: float, cost: float) -> Layers:
+    """Draw the predicted loss over both budgets, with a ring at the selected pair."""
+    fine = losses.finer()
     layers = [_heat(fine), *_lines(fine), *_mark(fine, epsilon=epsilon, cost=cost)]
     return alt.layer(*layers)
 
 
-def _heat(found: LossMap) -> alt.Chart:
-    x, y = _budget_axes(found, "cost_from", "epsilon_from")
+def _heat(losses: LossMap) -> alt.Chart:
+    x, y = _budget_axes(losses, "cost_from", "epsilon_from")
     scale = alt.Scale(type="log", scheme="viridis", reverse=True)
     legend = alt.Legend(
-        title="predicted loss above the best model's",
-        titleLimit=300,
+        title="predicted excess loss over the best linear model",
+        titleLimit=400,
         orient="top",
         format=".2g",
         gradientLength=260,
-        values=found.levels(4),
+        values=losses.levels(4),
     )
     heat: alt.Chart = (
-        alt.Chart(_data(found.cells()))
+        alt.Chart(_data(losses.cells()))
         .mark_rect(clip=True, strokeWidth=1)  # the stroke hides seams
         .encode(
             x=x,
@@ -51,18 +51,18 @@ def _heat(found: LossMap) -> alt.Chart:
             tooltip=[
                 alt.Tooltip("epsilon:Q", format=".3g"),
                 alt.Tooltip("cost:Q", format=".4g"),
-                alt.Tooltip("loss:Q", format=".3g", title="predicted loss"),
+                alt.Tooltip("loss:Q", format=".3g", title="predicted excess loss"),
             ],
         )
     )
     return heat
 
 
-def _lines(found: LossMap) -> list[alt.Chart]:
-    """Lines of equal loss, with their level; dark where the map is light."""
-    x, y = _budget_axes(found, "cost", "epsilon")
-    points = found.lines()
-    light = found.levels(2)[-1]
+def _lines(losses: LossMap) -> list[alt.Chart]:
+    """Draw lines of equal loss, with their level; dark where the map is light."""
+    x, y = _budget_axes(losses, "cost", "epsilon")
+    points = losses.lines()
+    light = losses.levels(2)[-1]
     colour = alt.condition(
         f"datum.loss < {light}", alt.value("#222222"), alt.value("white")
     )
@@ -79,32 +79,32 @@ def _lines(found: LossMap) -> list[alt.Chart]:
     return [lines, labels]
 
 
-def _mark(found: LossMap, *, epsilon: float, cost: float) -> list[alt.Chart]:
-    """A ring where the user stands."""
-    x, y = _budget_axes(found, "cost", "epsilon")
-    here = alt.Chart(_data([{"cost": cost, "epsilon": epsilon}])).encode(x=x, y=y)
+def _mark(losses: LossMap, *, epsilon: float, cost: float) -> list[alt.Chart]:
+    """Draw a ring at the selected budgets."""
+    x, y = _budget_axes(losses, "cost", "epsilon")
+    point = alt.Chart(_data([{"cost": cost, "epsilon": epsilon}])).encode(x=x, y=y)
     return [
-        here.mark_point(size=240, filled=False, stroke=colour, strokeWidth=width)
+        point.mark_point(size=240, filled=False, stroke=colour, strokeWidth=width)
         for colour, width in (("white", 6.0), ("#d6336c", 3.0))
     ]
 
 
-def _budget_axes(found: LossMap, x: str, y: str) -> tuple[alt.X, alt.Y]:
-    """Both budgets on logarithmic axes that end where the map does."""
-    across = _ends(found.costs)
-    up = _ends(found.epsilons)
+def _budget_axes(losses: LossMap, x: str, y: str) -> tuple[alt.X, alt.Y]:
+    """Return logarithmic axes for both budgets, with the ends of the map."""
+    cost_ends = _ends(losses.costs)
+    epsilon_ends = _ends(losses.epsilons)
     return (
         alt.X(
             f"{x}:Q",
-            title="cost that a device may spend",
-            scale=alt.Scale(type="log", domain=across, nice=False, clamp=True),
-            axis=_axis(_COST_TICKS, across),
+            title="cost budget of a device",
+            scale=alt.Scale(type="log", domain=cost_ends, nice=False, clamp=True),
+            axis=_axis(_COST_TICKS, cost_ends),
         ),
         alt.Y(
             f"{y}:Q",
-            title="epsilon that it may lose",
-            scale=alt.Scale(type="log", domain=up, nice=False, clamp=True),
-            axis=_axis(_EPSILON_TICKS, up),
+            title="privacy budget epsilon",
+            scale=alt.Scale(type="log", domain=epsilon_ends, nice=False, clamp=True),
+            axis=_axis(_EPSILON_TICKS, epsilon_ends),
         ),
     )
 
@@ -135,18 +135,18 @@ def curve_chart(rows: Rows, *, x: str, y: str, titles: tuple[str, str]) -> Layer
 
 
 def _wide_enough(values: Sequence[float]) -> list[float]:
-    """Return the ends of an axis that does not blow small differences up.
+    """Return the ends of an axis that does not exaggerate small differences.
 
     >>> _wide_enough([0.8175, 0.82]), _wide_enough([0.5, 0.9])
     ([0.79, 0.85], [0.48, 0.92])
     """
-    least, most = min(values, default=0.0), max(values, default=1.0)
-    room = max(0.05 * (most - least), (_LEAST_SPAN - (most - least)) / 2)
-    return [floor(100 * (least - room)) / 100, ceil(100 * (most + room)) / 100]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    margin = max(0.05 * (high - low), (_MIN_SPAN - (high - low)) / 2)
+    return [floor(100 * (low - margin)) / 100, ceil(100 * (high + margin)) / 100]
 
 
 def spending_chart(rows: Rows) -> alt.Chart:
-    """Draw the share of each budget that is spent, by round."""
+    """Draw the share of the planned spending after each round."""
     share = alt.Axis(format="%", tickCount=4)
     chart: alt.Chart = (
         alt.Chart(_data(rows))
@@ -155,7 +155,7 @@ def spending_chart(rows: Rows) -> alt.Chart:
             x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1)),
             y=alt.Y(
                 "share:Q",
-                title="spent of the plan",
+                title="share of planned spending",
                 axis=share,
                 scale=alt.Scale(domain=[0, 1]),
             ),
@@ -171,7 +171,7 @@ def spending_chart(rows: Rows) -> alt.Chart:
 
 
 def seconds_chart(rows: Rows) -> alt.Chart:
-    """Draw how long rounds took."""
+    """Draw the duration of each round."""
     last = max((row["round"] for row in rows), default=1)
     bars = [{**r, "from": r["round"] - 0.4, "to": r["round"] + 0.4} for r in rows]
     chart: alt.Chart = (
@@ -185,7 +185,7 @@ def seconds_chart(rows: Rows) -> alt.Chart:
                 axis=alt.Axis(tickMinStep=1, format="d", grid=False),
             ),
             x2="to:Q",
-            y=alt.Y("seconds:Q", title="seconds", scale=alt.Scale(zero=True)),
+            y=alt.Y("seconds:Q", title="seconds per round", scale=alt.Scale(zero=True)),
             y2=alt.datum(0),
             tooltip=["round:Q", alt.Tooltip("seconds:Q", format=".2f")],
         )
@@ -194,7 +194,7 @@ def seconds_chart(rows: Rows) -> alt.Chart:
 
 
 def _data(rows: Rows) -> pd.DataFrame:
-    """Return rows as a frame: a list would be checked row by row, which takes long."""
+    """Return rows as a frame: Altair validates a list row by row, which is slow."""
     return pd.DataFrame([dict(row) for row in rows])
 
 
@@ -208,7 +208,7 @@ def _axis(ticks: Sequence[float], ends: tuple[float, float]) -> alt.Axis:
 
 
 def _middles(points: Rows) -> list[dict[str, Any]]:
-    """Return one point of every line, to write its level beside it."""
+    """Return the middle point of every line, for its label."""
     lines: dict[float, list[dict[str, Any]]] = {}
     for point in points:
         lines.setdefault(point["loss"], []).append(dict(point))

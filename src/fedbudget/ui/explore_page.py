@@ -1,4 +1,4 @@
-"""Explore: what two budgets buy, before any row is touched."""
+"""Explore: the plan and the predicted loss for two budgets, without any data."""
 
 import numpy as np
 import streamlit as st
@@ -15,7 +15,7 @@ from fedbudget.ui.loss_map import (
     LossMap,
     best_plan,
     loss_map,
-    what_more_buys,
+    savings_per_unit,
 )
 
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)
@@ -28,7 +28,7 @@ _COST = (50, 70, 100, 150, 200, 300, 400, 500, 700, 1000, 1500, 2000, 3000, 5000
 assert (_EPSILON[0], _EPSILON[-1]) == EPSILONS and (_COST[0], _COST[-1]) == COSTS
 
 
-# A fleet that was looked at before is shown at once.
+# Results are cached by fleet: the sliders respond at once.
 @st.cache_data(max_entries=500, show_spinner=False)
 def _plan(fleet: Fleet, *, epsilon: float, cost: float) -> Plan:
     return best_plan(fleet, epsilon=epsilon, cost=cost)
@@ -41,85 +41,87 @@ def _map(fleet: Fleet) -> LossMap:
 
 def explore_page() -> None:
     """Draw the page."""
-    st.title("What would these budgets buy?")
+    st.title("Explore budgets")
     st.caption(
-        "Every device may lose so much privacy and spend so much; the planner does the "
-        "rest. No data are touched: a plan needs their shape alone."
+        "Set the privacy and cost budgets of a device; the planner chooses the rest. "
+        "No data are read: a plan needs only their shape."
     )
     headline = st.container()
     left, right = st.columns([3, 7], gap="large")
     with left:
         epsilon, cost = _budgets()
         fleet = _fleet()
-    with right:  # in this order, also while one of them is empty
-        binding, around, details = st.container(), st.container(), st.container()
+    with right:  # keeps the order while one of them is empty
+        binding, map_area, details = st.container(), st.container(), st.container()
     try:
-        chosen = _plan(fleet, epsilon=epsilon, cost=cost)
+        plan = _plan(fleet, epsilon=epsilon, cost=cost)
     except FedbudgetError as error:
         headline.error(str(error))
-        chosen = None
-    if chosen is not None:
+        plan = None
+    if plan is not None:
         with headline:
-            _show_headline(chosen)
+            _show_headline(plan)
         with binding:
-            _show_binding(chosen)
-    with around:
+            _show_binding(plan)
+    with map_area:
         _show_map(fleet, epsilon=epsilon, cost=cost)
-    if chosen is not None:
+    if plan is not None:
         with details:
-            _show_details(chosen, fleet)
+            _show_details(plan, fleet)
 
 
 def _budgets() -> tuple[float, float]:
-    st.subheader("Budgets of a device")
+    st.subheader("Budgets of each device")
     epsilon = st.select_slider(
         "Epsilon",
         _EPSILON,
         value=4,
         key="epsilon",
-        help=f"Privacy that each device may lose in the whole run; delta is {DELTA:g}.",
+        help=f"Privacy budget for the whole run; delta is {DELTA:g}.",
     )
     cost = st.select_slider(
         "Cost",
         _COST,
         value=1000,
         key="cost",
-        help="What each device may spend in the whole run, in the unit of the prices: "
-        "seconds, joules, cents.",
+        help="Cost budget for the whole run, in the unit of the prices: seconds, "
+        "joules, cents.",
     )
     return float(epsilon), float(cost)
 
 
 def _fleet() -> Fleet:
-    st.subheader("Prices it pays")
+    st.subheader("Prices")
     communication = st.select_slider(
-        "For a round", _ROUND, value=100, key="communication", help="Both ways."
+        "Per round",
+        _ROUND,
+        value=100,
+        key="communication",
+        help="One download and one upload.",
     )
-    computation = st.select_slider(
-        "For a local step", _STEP, value=1, key="computation"
-    )
+    computation = st.select_slider("Per local step", _STEP, value=1, key="computation")
     st.subheader("Devices")
-    devices = st.select_slider("How many", _COUNTS, value=16, key="devices")
+    devices = st.select_slider("Number of devices", _COUNTS, value=16, key="devices")
     samples = st.select_slider(
-        "Samples of the one in the middle", _SAMPLES, value=1628, key="samples"
+        "Samples of the median device", _SAMPLES, value=1628, key="samples"
     )
     spread = st.select_slider(
-        "Largest over smallest",
+        "Largest / smallest device",
         _SPREADS,
         value=1,
         key="spread",
-        help="1: all devices have the same number of samples.",
+        help="Ratio of their sample counts; 1: all devices have the same number.",
     )
     dissimilarity = st.segmented_control(
-        "How unlike they are",
+        "Dissimilarity",
         ("iid", "mild", "strong"),
         default=USUAL_DISSIMILARITY,
         required=True,
         key="dissimilarity",
-        help="iid: their rows could be anybody's. strong: each would learn another "
-        "model from its own.",
+        help="How heterogeneous the devices are. iid: all rows come from one "
+        "distribution. strong: each device alone would learn a different model.",
     )
-    dim = st.number_input("Columns of a row", 1, 100_000, value=102, key="dim")
+    dim = st.number_input("Feature columns", 1, 100_000, value=102, key="dim")
     return Fleet(
         num_devices=int(devices),
         samples=int(samples),
@@ -131,94 +133,94 @@ def _fleet() -> Fleet:
     )
 
 
-def _show_headline(chosen: Plan) -> None:
-    noise = float(np.median(chosen.noise_std))
+def _show_headline(plan: Plan) -> None:
+    noise = float(np.median(plan.noise_std))
     cards = {
-        "Rounds": (f"{chosen.rounds}", "uploads by every device"),
-        "Steps a round": (f"{chosen.tau}", "tau: local steps between two uploads"),
-        "Learning rate": (f"{chosen.learning_rate:.3g}", "size of a local step"),
-        "Momentum": (f"{chosen.momentum:.2g}", "on the server: costs no privacy"),
+        "Rounds": (f"{plan.rounds}", "uploads of every device"),
+        "Steps per round": (f"{plan.tau}", "tau, the local steps between two uploads"),
+        "Learning rate": (f"{plan.learning_rate:.3g}", "of the local steps"),
+        "Momentum": (f"{plan.momentum:.2g}", "on the server: costs no privacy"),
         "Noise": (
             f"{noise:.3g}",
-            "standard deviation, on every coordinate of a mean gradient; median over "
-            "the devices",
+            "standard deviation per coordinate of the mean gradient; median over the "
+            "devices",
         ),
-        "Predicted loss": (
-            f"{chosen.predicted_loss:.3g}",
-            "above the best model's; good for comparing plans, not a bound and not a "
+        "Predicted excess loss": (
+            f"{plan.predicted_loss:.3g}",
+            "over the best linear model; for comparing plans, neither a bound nor a "
             "measurement",
         ),
     }
     with st.container(key="cards-plan"):
-        for name, (value, told) in cards.items():
-            st.metric(name, value, help=told, border=True)
+        for name, (value, text) in cards.items():
+            st.metric(name, value, help=text, border=True)
 
 
-def _show_binding(chosen: Plan) -> None:
-    st.subheader("What holds the loss up")
+def _show_binding(plan: Plan) -> None:
+    st.subheader("What limits the loss")
     names = {"privacy": "**privacy**", "cost": "**cost**"}
-    binding = [names[name] for name in chosen.binding]
+    binding = [names[name] for name in plan.binding]
     st.markdown(
         f"Binding: {' and '.join(binding)}."
         if binding
-        else "Neither budget binds: a tenth more of either would hardly be noticed."
+        else "Neither budget binds: 10% more of either would hardly lower the loss."
     )
-    bought = what_more_buys(chosen)
+    savings = savings_per_unit(plan)
     units = {"privacy": (1.0, "epsilon"), "cost": (100.0, "cost")}
     columns = st.columns(2)
-    for column, (name, found) in zip(columns, bought.items(), strict=True):
-        unit, word = units[name]
+    for column, (name, saving) in zip(columns, savings.items(), strict=True):
+        unit, budget = units[name]
         column.metric(
-            f"{unit:g} more {word} saves",
-            f"{unit * found['saved']:.2g} loss",
-            delta=f"{unit * found['share']:.1%} of the predicted loss",
-            delta_color="normal" if found["binds"] else "off",
+            f"{unit:g} more {budget} saves",
+            f"{unit * saving['saved']:.2g} loss",
+            delta=f"{unit * saving['share']:.1%} of the predicted loss",
+            delta_color="normal" if saving["binds"] else "off",
             delta_arrow="down",
             border=True,
-            help="The dual price: predicted loss saved per unit, averaged over a tenth "
-            "more of the budget (of cost, at least one more round).",
+            help="The dual price: predicted loss saved per unit, averaged over 10% "
+            "more of the budget (for cost, at least one more round).",
         )
 
 
 def _show_map(fleet: Fleet, *, epsilon: float, cost: float) -> None:
-    st.subheader("What other budgets would buy")
+    st.subheader("Predicted loss for other budgets")
     try:
-        found: LossMap = _map(fleet)
+        losses: LossMap = _map(fleet)
     except FedbudgetError as error:
         st.info(str(error))
         return
     st.altair_chart(
-        map_chart(found, epsilon=epsilon, cost=cost), width="stretch", height=430
+        map_chart(losses, epsilon=epsilon, cost=cost), width="stretch", height=430
     )
     st.caption(
-        "Lines of equal predicted loss; the ring is where you stand. The map tries "
-        "fewer plans than the planner does, and may lie a few per cent above it."
+        "Lines have equal predicted loss; the ring marks your budgets. The map tries "
+        "fewer plans than the planner, and may be a few percent above it."
     )
 
 
-def _show_details(chosen: Plan, fleet: Fleet) -> None:
+def _show_details(plan: Plan, fleet: Fleet) -> None:
     with st.expander("Why this plan"):
-        st.markdown("\n".join(f"- {reason}" for reason in chosen.reasons))
-    with st.expander("What it promises and what it costs"):
-        st.markdown(f"- {chosen.privacy}, for the whole run")
+        st.markdown("\n".join(f"- {reason}" for reason in plan.reasons))
+    with st.expander("Privacy and cost"):
+        st.markdown(f"- {plan.privacy}, for the whole run")
         st.markdown(
-            f"- {chosen.cost.max():.4g} units at most for a device: "
-            f"{chosen.rounds} rounds at {fleet.communication:g} and {chosen.steps} "
+            f"- {plan.cost.max():.4g} units at most per device: "
+            f"{plan.rounds} rounds at {fleet.communication:g} and {plan.steps} "
             f"steps at {fleet.computation:g}"
         )
-    with st.expander("Every device"):
+    with st.expander("Devices"):
         st.dataframe(
             {
                 "samples": fleet.sizes,
-                "weight": chosen.weights,
-                "noise": chosen.noise_std,
-                "epsilon": chosen.epsilon,
-                "cost": chosen.cost,
+                "weight": plan.weights,
+                "noise": plan.noise_std,
+                "epsilon": plan.epsilon,
+                "cost": plan.cost,
             },
             width="stretch",
             height=260,
         )
-    with st.expander("The same on the command line"):
+    with st.expander("As a command"):
         sizes, counts = np.unique(fleet.sizes, return_counts=True)
         listed = ",".join(
             f"{size}x{count}" for size, count in zip(sizes, counts, strict=True)

@@ -1,6 +1,6 @@
-"""Fleet: what a running coordinator says of its rounds and devices.
+"""Fleet: the rounds and devices of a running coordinator.
 
-It is read as JSON over HTTP on this machine.
+Its status is read as JSON over HTTP on this machine.
 """
 
 import json
@@ -15,13 +15,13 @@ from fedbudget.fleet.coordinator.defaults import STATUS_PORT
 from fedbudget.privacy import rounded_up
 from fedbudget.ui.charts import seconds_chart
 
-_MOST_BYTES = 10_000_000  # 100,000 devices
-_PATIENCE = 2.0  # seconds
+_MAX_BYTES = 10_000_000  # 100,000 devices
+_TIMEOUT = 2.0  # seconds
 
-_SECONDS = 1.0  # between two looks
+_SECONDS = 1.0  # between two updates
 _COUNTS = ("answered", "late", "refused", "dropped")
 
-# Straight to the coordinator: a proxy has no business with loopback.
+# Without a proxy: the coordinator is on loopback.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -29,10 +29,10 @@ def fleet_page(url: str) -> None:
     """Draw the page."""
     st.title("A running fleet")
     st.caption(
-        "Rounds and devices as the coordinator tells them: what devices declared and "
-        "what orders said. No private number is here."
+        "Rounds and devices as the coordinator reports them, from the devices' "
+        "declarations and its own orders. No private number is shown."
     )
-    address = st.text_input("Status of the coordinator", value=url).strip()
+    address = st.text_input("Status address of the coordinator", value=url).strip()
     st.fragment(_watch, run_every=_SECONDS)(address)
 
 
@@ -45,11 +45,11 @@ def _watch(url: str) -> None:
     if status is None:
         st.info(
             f"No coordinator answers at {url}. Start one with `fedbudget server ... "
-            f"--status-port {STATUS_PORT}`; this page looks again every second."
+            f"--status-port {STATUS_PORT}`. This page retries every second."
         )
         return
     if "rounds" not in status:
-        st.info(f"Run {status.get('name', '')!r}: waiting for devices, no plan yet.")
+        st.info(f"Run {status.get('name', '')!r}: waiting for devices; no plan yet.")
         return
     _show_rounds(status)
     st.subheader("Devices")
@@ -59,16 +59,17 @@ def _watch(url: str) -> None:
         hide_index=True,
         column_config={
             "epsilon": st.column_config.NumberColumn(
-                format="%.4g", help="Privacy that it has spent at most."
+                format="%.4g", help="Upper bound of the privacy spent."
             ),
             "cost": st.column_config.NumberColumn(
-                format="%.4g", help="What it has spent at most, in its own unit."
+                format="%.4g",
+                help="Upper bound of the cost spent, in the device's unit.",
             ),
             "late": st.column_config.NumberColumn(
-                help="Rounds that it answered too late; it has paid for them."
+                help="Rounds answered after the deadline; they are charged, too."
             ),
             "dropped": st.column_config.NumberColumn(
-                help="Messages of it that were thrown away."
+                help="Messages of the device that were discarded."
             ),
         },
     )
@@ -82,12 +83,12 @@ def _show_rounds(status: dict[str, Any]) -> None:
     most = "no bound" if None in epsilons else rounded_up(max(epsilons, default=0))
     st.progress(
         min(1.0, done / planned),
-        text=f"run {status['name']!r}: {done} of {planned} rounds are over",
+        text=f"run {status['name']!r}: {done} of {planned} rounds completed",
     )
     with st.container(key="cards-fleet"):
         st.metric("Round", f"{status['round']} of {planned}", border=True)
         st.metric("Online", f"{online} of {len(devices)}", border=True)
-        st.metric("Epsilon spent, at most", most, border=True)
+        st.metric("Epsilon spent, maximum", most, border=True)
         st.metric(
             "Last round", "-" if seconds is None else f"{seconds:.2f} s", border=True
         )
@@ -97,18 +98,18 @@ def _show_rounds(status: dict[str, Any]) -> None:
 
 
 def read_status(url: str) -> dict[str, Any] | None:
-    """Return what the coordinator says; None where nobody answers.
+    """Return the status of the coordinator; None if it does not answer.
 
     Raises:
-        InvalidInputError: The address is none, or what answers is no coordinator.
+        InvalidInputError: The address is invalid, or another server answers.
     """
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
         raise InvalidInputError(
             f"{url!r} is not an address: write http://127.0.0.1:{STATUS_PORT}/status"
         )
     try:
-        with _opener.open(url, timeout=_PATIENCE) as answer:
-            text = answer.read(_MOST_BYTES)
+        with _opener.open(url, timeout=_TIMEOUT) as response:
+            text = response.read(_MAX_BYTES)
     except (OSError, ValueError):
         return None
     try:
@@ -117,7 +118,7 @@ def read_status(url: str) -> dict[str, Any] | None:
         status = None
     if not isinstance(status, dict) or not isinstance(status.get("devices"), list):
         raise InvalidInputError(
-            f"what answers at {url} is no coordinator: its answer names no devices"
+            f"{url} is not a coordinator: its answer names no devices"
         )
     return status
 
@@ -143,6 +144,6 @@ def device_rows(status: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def round_rows(status: dict[str, Any]) -> list[dict[str, float]]:
-    """Return how long each round took, as far back as the coordinator tells."""
-    told = status.get("round_seconds", [])
-    return [{"round": number, "seconds": seconds} for number, seconds in told]
+    """Return the seconds of each round that the coordinator reports."""
+    pairs = status.get("round_seconds", [])
+    return [{"round": number, "seconds": seconds} for number, seconds in pairs]

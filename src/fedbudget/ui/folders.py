@@ -1,4 +1,4 @@
-"""The run folders that the page lists; a folder may still be written."""
+"""The run folders that the page lists, complete or still being written."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,24 +15,24 @@ MEASURES = ("test_accuracy", "validation_accuracy", "test_loss", "train_loss")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunFolder:
-    """A run, and what the page calls it."""
+    """A run and its name on the page."""
 
     name: str
     run: RecordedRun
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What was measured in every round; none of it is private."""
+        """The measures of every round; they are NOT private."""
         last = self.run.rounds[-1].measured if self.run.rounds else {}
         return tuple(name for name in MEASURES if name in last)
 
     @property
     def is_private(self) -> bool:
-        """Whether noise was added at all."""
+        """Whether noise was added."""
         return self.run.plan.accountant != NOT_PRIVATE
 
     def curve(self) -> list[dict[str, Any]]:
-        """Return one row per round: the most that any device spent, and measures."""
+        """Return one row per round: the maximum spending of a device, and measures."""
         return [
             {
                 "run": self.name,
@@ -45,7 +45,7 @@ class RunFolder:
         ]
 
     def spending(self) -> list[dict[str, Any]]:
-        """Return the share of what the plan spends that was spent after each round."""
+        """Return the share of the planned spending after each round."""
         rows = []
         for done in thinned(self.run.rounds):
             for name in ("epsilon", "cost"):
@@ -58,9 +58,9 @@ class RunFolder:
 
 
 def thinned(rounds: list[T], most: int = 500) -> list[T]:
-    """Return at most so many rounds, evenly spread, with the first and the last.
+    """Return at most `most` rounds, evenly spread, with the first and the last.
 
-    A chart has no room for more, and a browser no time.
+    A chart cannot show more, and would be slow.
 
     >>> thinned(list(range(10)), most=4)
     [0, 3, 6, 9]
@@ -71,7 +71,7 @@ def thinned(rounds: list[T], most: int = 500) -> list[T]:
 
 
 def read_folder(path: Path, *, root: Path | None = None) -> RunFolder | None:
-    """Return the run in a folder; None where there is none, or not yet."""
+    """Return the run in a folder, or None."""
     try:
         run = read_run(path)
     except RecordError:
@@ -101,11 +101,12 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "test loss": last.get("test_loss"),
         "epsilon": shown_epsilon(last.get("epsilon")) if private else None,
         "cost": last.get("cost"),
-        "promise": str(plan.privacy) if private else "none: NOT PRIVATE",
+        "privacy": str(plan.privacy) if private else "none: NOT PRIVATE",
     }
 
 
 def shown(folder: Path) -> str:
-    """Return how to call a folder: by its name where that is enough."""
-    here = Path.cwd()
-    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
+    """Return a folder's path, relative to the current folder if it is inside."""
+    current = Path.cwd()
+    inside = folder.is_relative_to(current)
+    return str(folder.relative_to(current)) if inside else str(folder)

@@ -1,4 +1,4 @@
-"""What the Explore page shows: a plan, and what other budgets would have brought."""
+"""The content of the Explore page: a plan, and the losses of other budgets."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +26,10 @@ _POINTS = (31, 9)  # of the map; epsilons are cheap
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """Devices and what they pay: all that the map depends on."""
+    """Devices and prices: all inputs of the map."""
 
     num_devices: int = 16
-    samples: int = 1628  # of the device in the middle
+    samples: int = 1628  # of the median device
     spread: float = 1.0  # samples of the largest device over those of the smallest
     dim: int = 102
     dissimilarity: str = USUAL_DISSIMILARITY
@@ -38,7 +38,7 @@ class Fleet:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Samples of every device, in geometric steps around the one in the middle.
+        """Samples of every device, in geometric steps around the median.
 
         >>> Fleet(num_devices=3, samples=100, spread=4).sizes.tolist()
         [50, 100, 200]
@@ -52,14 +52,14 @@ class Fleet:
 
     @property
     def problem(self) -> Problem:
-        """What the planner may know."""
+        """The planning problem of these devices."""
         return Problem(
             num_samples=self.sizes, dim=self.dim, dissimilarity=self.dissimilarity
         )
 
     @property
     def prices(self) -> Prices:
-        """What every device pays."""
+        """The prices of every device."""
         return Prices(communication=self.communication, computation=self.computation)
 
     @property
@@ -83,7 +83,7 @@ class LossMap:
     loss: Array
 
     def finer(self, factor: int = 5) -> "LossMap":
-        """Return the map with costs between those that were planned for.
+        """Return the map with interpolated costs.
 
         Between neighbours the logarithm of the loss is a straight line in the
         logarithm of the cost.
@@ -113,7 +113,7 @@ class LossMap:
     def lines(self, count: int = 6) -> list[dict[str, float]]:
         """Return points on lines of equal loss.
 
-        More of a budget never hurts, so that a line has one epsilon for each cost.
+        A larger budget never raises the loss: a line has one epsilon for each cost.
         """
         points = []
         for level in self.levels(count):
@@ -128,7 +128,7 @@ class LossMap:
         return points
 
     def _ends_at(self, level: float, *, row: int) -> list[dict[str, float]]:
-        """Return where a line meets the map's lowest or highest epsilon, if it does."""
+        """Return the point where a line meets the lowest or highest epsilon, if any."""
         edge = self.loss[row]
         if not edge.max() > level > edge.min():
             return []
@@ -146,7 +146,7 @@ def _point(cost: float, epsilon: float, loss: float) -> dict[str, float]:
 
 
 def loss_map(fleet: Fleet) -> LossMap:
-    """Return the map of a fleet: on a coarse grid of plans, to be quick.
+    """Return the map of a fleet, from a coarse grid of plans for speed.
 
     Raises:
         InfeasibleBudgetError: No cost on the map pays for one round.
@@ -165,14 +165,14 @@ def loss_map(fleet: Fleet) -> LossMap:
     return LossMap(epsilons=epsilons, costs=costs, loss=loss)
 
 
-def what_more_buys(chosen: Plan) -> dict[str, dict[str, Any]]:
-    """Return what one more unit of each budget saves, and whether the budget binds."""
-    prices = {"privacy": chosen.epsilon_price, "cost": chosen.cost_price}
+def savings_per_unit(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return the loss saved per unit of each budget, and whether it binds."""
+    prices = {"privacy": plan.epsilon_price, "cost": plan.cost_price}
     return {
         name: {
             "saved": price,
-            "share": price / chosen.predicted_loss,
-            "binds": name in chosen.binding,
+            "share": price / plan.predicted_loss,
+            "binds": name in plan.binding,
         }
         for name, price in prices.items()
     }
@@ -183,7 +183,7 @@ def _between(at: Array, values: Array) -> Array:
 
 
 def _edges(centres: Array) -> Array:
-    """Return the geometric middles between points, and one beyond either end."""
+    """Return the geometric means between points, and one edge beyond either end."""
     log = np.log(centres)
     middles = (log[1:] + log[:-1]) / 2
     ends = 2 * log[0] - middles[0], 2 * log[-1] - middles[-1]

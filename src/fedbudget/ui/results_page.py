@@ -1,4 +1,4 @@
-"""Results: runs side by side, with what they cost on the axis."""
+"""Results: compare runs over cost, epsilon or rounds."""
 
 from pathlib import Path
 
@@ -14,28 +14,30 @@ _AXES = {"cost": "cost spent", "epsilon": "epsilon spent", "round": "round"}
 def results_page(root: Path) -> None:
     """Draw the page."""
     st.title("Compare runs")
-    st.caption(f"Read from the run folders in `{shown(root)}`.")
+    st.caption(f"The run folders in `{shown(root)}`.")
     runs = {run.name: run for run in find_folders(root)}
     if not runs:
         st.info(
-            "No run folders there yet. Start a run on the page Run, or with "
+            "There are no runs yet. Start one on the Run page, or with "
             "`fedbudget train ... --out runs/name`."
         )
         return
-    picked = st.multiselect("Runs", list(runs), default=list(runs)[:6])
-    chosen = [runs[name] for name in picked]
-    known = [name for name in MEASURES if any(name in run.measures for run in chosen)]
-    if not known:
-        st.info("Pick a run that has finished a round.")
+    names = st.multiselect("Runs", list(runs), default=list(runs)[:6])
+    selected = [runs[name] for name in names]
+    measures = [
+        name for name in MEASURES if any(name in run.measures for run in selected)
+    ]
+    if not measures:
+        st.info("Select a run with at least one completed round.")
         return
     left, right = st.columns(2)
     measure = left.selectbox(
-        "Show", known, format_func=lambda name: name.replace("_", " ")
+        "Show", measures, format_func=lambda name: name.replace("_", " ")
     )
     axis = right.segmented_control(
         "Over", list(_AXES), default="cost", required=True, key="axis"
     )
-    rows = [row for run in chosen for row in run.curve() if measure in row]
+    rows = [row for run in selected for row in run.curve() if measure in row]
     st.altair_chart(
         curve_chart(
             rows,
@@ -47,7 +49,7 @@ def results_page(root: Path) -> None:
         height=400,
     )
     st.dataframe(
-        [summary(run) for run in chosen],
+        [summary(run) for run in selected],
         width="stretch",
         hide_index=True,
         column_config={

@@ -1,7 +1,7 @@
-"""Run: simulated runs in processes of their own, started, watched, stopped, resumed.
+"""Run: start, watch, stop and resume simulated runs, each in its own process.
 
-The page keeps nothing in memory that a reload would lose. Beside a run's folder lies
-`.NAME.command.json`, the options it was started with, and `.NAME.log`, what it said.
+A reload of the page loses nothing. Next to the folder of a run are
+`.NAME.command.json`, the options it was started with, and `.NAME.log`, its output.
 """
 
 import itertools
@@ -33,10 +33,10 @@ from fedbudget.ui.folders import RunFolder, find_folders, read_folder, shown
 
 OWN = "My own table or fedbudget.toml"
 DATA = {
-    "Adult, dealt out evenly": ("adult", "--split", "iid"),
+    "Adult, i.i.d.": ("adult", "--split", "iid"),
     "Adult, by education": ("adult", "--split", "by-education"),
     "Vehicle (SYNTHETIC), by sensor": ("vehicle", "--split", "by-sensor"),
-    "Vehicle (SYNTHETIC), dealt out evenly": ("vehicle", "--split", "iid"),
+    "Vehicle (SYNTHETIC), i.i.d.": ("vehicle", "--split", "iid"),
     OWN: (),
 }
 _NAME = re.compile(r"\w[\w.-]{0,63}")
@@ -45,9 +45,9 @@ _NAME = re.compile(r"\w[\w.-]{0,63}")
 def options_for(
     data: str, table: Mapping[str, str], numbers: Mapping[str, float]
 ) -> list[str]:
-    """Return the options of `fedbudget train` that a filled-in form stands for.
+    """Return the options of `fedbudget train` for a filled-in form.
 
-    A file that is named is what is trained on, whatever the data selected.
+    If the form names a file, it is used instead of the selected data.
 
     >>> options_for(OWN, {"table": "my.toml"}, {"--epsilon": 4.0, "--seed": 1})
     ['my.toml', '--seed', '1']
@@ -55,7 +55,7 @@ def options_for(
     path = table["table"].strip()
     columns = {n: v.strip() for n, v in table.items() if n != "table" and v.strip()}
     if not path and (data == OWN or columns):
-        raise InvalidInputError(f"{OWN!r} comes without one: name the file")
+        raise InvalidInputError(f"{OWN!r} is selected without a file: name the file")
     if path.endswith(".toml"):
         options, numbers = [path], {"--seed": numbers["--seed"]}
     elif path:
@@ -71,7 +71,7 @@ def _flat(options: Mapping[str, str]) -> list[str]:
 
 @dataclass(eq=False)
 class Runner:
-    """The processes that this page has started, by folder."""
+    """The processes that this page started, by folder."""
 
     root: Path
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
@@ -82,18 +82,18 @@ class Runner:
         """Start `fedbudget train` with these options, recorded in a new folder.
 
         Args:
-            name: Of the folder; none takes the next that is free.
-            options: What to train on, and how.
+            name: Name of the folder; None takes the next free one.
+            options: Options of `fedbudget train`.
         """
-        with self._starting:  # two windows may ask at once
+        with self._starting:  # two windows may start a run at once
             name = self.free_name() if name is None else name
             if not _NAME.fullmatch(name):
                 raise InvalidInputError(
-                    f"name {name!r} is not a folder's: take letters, digits, _, - and ."
+                    f"name {name!r} is not valid: use letters, digits, _, - and ."
                 )
             if (self.root / name).exists() or self.is_running(name):
                 raise RecordError(
-                    f"{self.root / name} is there already: take another name"
+                    f"{self.root / name} already exists: choose another name"
                 )
             self.root.mkdir(parents=True, exist_ok=True)
             self._command(name).write_text(json.dumps(options), encoding="utf-8")
@@ -101,18 +101,18 @@ class Runner:
         return self.root / name
 
     def free_name(self) -> str:
-        """Return a name that no run has, nor one that is still being planned."""
+        """Return a name that no run has, recorded or still being planned."""
         return next(
             n for i in itertools.count(1) if not self._is_taken(n := f"run-{i}")
         )
 
     def _is_taken(self, name: str) -> bool:
         # A run that is being planned has no folder yet, but it has a command.
-        there = (self.root / name).exists() or self._command(name).exists()
-        return there or self.is_running(name)
+        recorded = (self.root / name).exists() or self._command(name).exists()
+        return recorded or self.is_running(name)
 
     def resume(self, name: str) -> None:
-        """Start a stopped run again; it goes on where it stopped."""
+        """Continue a stopped run where it stopped."""
         if self.is_running(name):
             return
         try:
@@ -120,12 +120,12 @@ class Runner:
         except (OSError, ValueError):
             raise RecordError(
                 f"{self.root / name} was not started from this page: run its command "
-                "again to go on"
+                "again to continue"
             ) from None
         self._launch(name, [str(option) for option in options])
 
     def stop(self, name: str) -> None:
-        """Ask a run to stop, as Ctrl-C does, and wait until it has."""
+        """Stop a run, as Ctrl-C does, and wait for its end."""
         process = self.processes.get(name)
         if process is None or process.poll() is not None:
             return
@@ -134,28 +134,28 @@ class Runner:
         try:
             process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            process.kill()  # its folder can be resumed all the same
+            process.kill()  # its folder can still be resumed
             process.wait()
 
     def is_running(self, name: str) -> bool:
-        """Whether a process of this page works on the run now."""
+        """Whether a process of this page is running it."""
         process = self.processes.get(name)
         return process is not None and process.poll() is None
 
     def can_resume(self, name: str) -> bool:
-        """Whether the run was started here and is not finished."""
+        """Whether the run was started from this page and is not finished."""
         done = (self.root / name / "model.npz").exists()
         return self._command(name).exists() and not done and not self.is_running(name)
 
     def failure(self, name: str) -> str | None:
-        """Return the last line of a run that failed."""
+        """Return the last line of output of a failed run, or None."""
         process = self.processes.get(name)
         if process is None or process.poll() in (None, 0) or name in self.stopped:
             return None
         log = self.root / f".{name}.log"
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-        said = [line for line in lines if line.strip()]
-        return said[-1] if said else f"it ended with exit code {process.returncode}"
+        text = log.read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in text.split("\n") if line.strip()]
+        return lines[-1] if lines else f"it ended with exit code {process.returncode}"
 
     def _command(self, name: str) -> Path:
         return self.root / f".{name}.command.json"
@@ -174,23 +174,23 @@ class Runner:
 
 
 NOT_PRIVATE = (
-    "Accuracies and losses are NOT private: they are read off the devices' own rows "
-    "for you, the reader of a simulation."
+    "Accuracies and losses are NOT private: they are measured on the devices' own "
+    "rows, as only a simulation can."
 )
 
 
 @st.cache_resource
 def runner_of(root: Path) -> Runner:
-    """Return the one keeper of processes of this server."""
+    """Return the runner of this server, shared by all windows."""
     return Runner(root)
 
 
 def run_page(root: Path) -> None:
     """Draw the page."""
-    st.title("Run it on simulated devices")
+    st.title("Train on simulated devices")
     st.caption(
-        f"Each device charges its own ledger and refuses what its budgets do not "
-        f"allow. Runs are kept in `{shown(root)}`."
+        f"Each device keeps a ledger and refuses to exceed its budgets. Runs are saved "
+        f"in `{shown(root)}`."
     )
     left, right = st.columns([3, 7], gap="large")
     runner = runner_of(root)
@@ -199,10 +199,10 @@ def run_page(root: Path) -> None:
     with right:
         runs = [r.name for r in find_folders(root) if "/" not in r.name]
         new = st.session_state.get("started")
-        # What was started here and has no folder: it is being planned, or has failed.
+        # Runs without a folder are being planned, or have failed.
         runs = [n for n in reversed(runner.processes) if n not in runs] + runs
         if not runs:
-            st.info("No runs yet. Start one, and watch it here.")
+            st.info("No runs yet. Start one to watch it here.")
             return
         index = runs.index(new) if new in runs else 0
         name = st.selectbox("Run", runs, index=index)
@@ -229,28 +229,30 @@ def _table_fields() -> dict[str, str]:
     with st.expander(OWN):
         path = st.text_input("Table or fedbudget.toml", placeholder="sensors.csv")
         st.caption(
-            "A file that is named here is what is run on, whatever is chosen above. "
-            "A fedbudget.toml also says epsilon, cost and the prices itself: those "
-            "below do not count then, but for the seed."
+            "A file named here is used instead of the data selected above. A "
+            "fedbudget.toml also sets epsilon, cost and prices; of the fields below, "
+            "only the seed is then used."
         )
         return {
             "table": path,
             "--label": st.text_input("Column to predict", placeholder="alarm"),
-            "--device": st.text_input("Column of devices", placeholder="sensor_id"),
+            "--device": st.text_input(
+                "Column that names the device", placeholder="sensor_id"
+            ),
             "--schema": st.text_input("Schema", placeholder="schema.json"),
         }
 
 
 def _number_fields() -> tuple[dict[str, float], str]:
-    most = 1e9
-    # A pair of columns for each row: on a telephone they stand in this order.
+    limit = 1e9
+    # A pair of columns for each row keeps this order on a narrow screen.
     first, second = st.columns(2)
     epsilon = first.number_input("Epsilon", 0.01, 1000.0, FIRST_EPSILON)
-    cost = second.number_input("Cost", 0.01, most, FIRST_COST)
+    cost = second.number_input("Cost", 0.01, limit, FIRST_COST)
     first, second = st.columns(2)
     round_price, step_price = float(COMMUNICATION_PRICE), float(COMPUTATION_PRICE)
-    communication = first.number_input("Price of a round", 0.0, most, round_price)
-    computation = second.number_input("Price of a step", 0.0, most, step_price)
+    communication = first.number_input("Price per round", 0.0, limit, round_price)
+    computation = second.number_input("Price per step", 0.0, limit, step_price)
     first, second = st.columns(2)
     seed = first.number_input("Seed", 0, 2**31, SEED)
     name = second.text_input("Name", placeholder="run-1")
@@ -265,10 +267,10 @@ def _number_fields() -> tuple[dict[str, float], str]:
 
 
 def _watch(runner: Runner, name: str, *, was_running: bool) -> None:
-    """Show a run as its folder tells it, again and again while it goes on."""
+    """Show a run from its folder; refreshed while it is running."""
     running = runner.is_running(name)
     if was_running and not running:
-        st.rerun()  # it has just ended: show that, and stop asking
+        st.rerun()  # it has just ended: show the end, and stop refreshing
     folder = read_folder(runner.root / name)
     run = None if folder is None else folder.run
     state = _state(runner, name, run, running=running)
@@ -280,9 +282,9 @@ def _watch(runner: Runner, name: str, *, was_running: bool) -> None:
         if runner.can_resume(name) and st.button("Resume", key="resume"):
             runner.resume(name)
             st.rerun()
-    failed = runner.failure(name)
-    if failed is not None:
-        st.error(failed)
+    failure = runner.failure(name)
+    if failure is not None:
+        st.error(failure)
     if folder is None:
         return
     done, planned = len(folder.run.rounds), folder.run.plan.rounds
@@ -293,7 +295,7 @@ def _watch(runner: Runner, name: str, *, was_running: bool) -> None:
 
 def _state(runner: Runner, name: str, run: RecordedRun | None, *, running: bool) -> str:
     if running:
-        compiling = "planning; a first run compiles its kernels, about 15 s, once"
+        compiling = "planning; the first run compiles the kernels (about 15 s, once)"
         return "running" if run is not None and run.rounds else compiling
     if run is not None and run.finished:
         return "finished"
@@ -306,7 +308,7 @@ def _show_round(folder: RunFolder) -> None:
     plan, last = folder.run.plan, folder.run.rounds[-1]
     measure = folder.measures[0]
     epsilon, cost = largest(last.epsilon), largest(last.cost)
-    most = largest(plan.epsilon), largest(plan.cost)
+    planned = largest(plan.epsilon), largest(plan.cost)
     with st.container(key="cards-run"):
         st.metric(
             measure.replace("_", " ").capitalize(),
@@ -317,21 +319,21 @@ def _show_round(folder: RunFolder) -> None:
             "Epsilon spent",
             "no bound" if epsilon is None else rounded_up(epsilon),
             border=True,
-            help=f"By the device that lost most. Planned: {rounded_up(most[0])}."
-            if most[0]
-            else "This run adds no noise: nothing bounds it.",
+            help=f"Maximum over the devices. Planned: {rounded_up(planned[0])}."
+            if planned[0]
+            else "This run adds no noise: there is no bound.",
         )
         st.metric(
             "Cost spent",
             f"{cost:.4g}",
             border=True,
-            help=f"By the device that spent most. Planned: {most[1]:.4g}.",
+            help=f"Maximum over the devices. Planned: {planned[1]:.4g}.",
         )
         st.metric(
             "Answers",
             f"{last.answered} of {plan.num_devices}",
             border=True,
-            help="devices that answered in the last round",
+            help="Devices that answered in the last round.",
         )
     title = measure.replace("_", " ")
     st.altair_chart(

@@ -30,8 +30,8 @@ def test_every_extra_is_for_something() -> None:
     ],
 )
 def test_states(needed: str, version: str | None, state: str) -> None:
-    found = Package(name="x", extra="lab", needed=needed, version=version)
-    assert found.state == state
+    package = Package(name="x", extra="lab", needed=needed, version=version)
+    assert package.state == state
 
 
 def test_packages_are_those_of_the_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,11 +43,11 @@ def test_packages_are_those_of_the_install(monkeypatch: pytest.MonkeyPatch) -> N
         'fedbudget[lab]; extra == "all"',
     ]
     monkeypatch.setattr(metadata, "requires", lambda name: lines)
-    found = {package.name: package for package in packages()}
-    assert set(found) == {"numpy", "nowhere-to-be-found"}
-    assert found["numpy"].version == metadata.version("numpy")
-    assert found["numpy"].needed == "1.26"
-    assert found["nowhere-to-be-found"].state == "missing"
+    by_name = {package.name: package for package in packages()}
+    assert set(by_name) == {"numpy", "nowhere-to-be-found"}
+    assert by_name["numpy"].version == metadata.version("numpy")
+    assert by_name["numpy"].needed == "1.26"
+    assert by_name["nowhere-to-be-found"].state == "missing"
 
 
 def test_a_table_and_json(
@@ -62,12 +62,12 @@ def test_a_table_and_json(
     assert (result.code, result.err) == (0, "")
     assert "numba missing: pip install '.[lab]'" in result.out
     assert all(len(line) <= 80 for line in result.out.splitlines())
-    found = json.loads(run(capsys, "doctor", "--json").out)
-    assert found["extras"]["base"]["state"] == "ok"
-    assert found["extras"]["lab"]["state"] == "missing"
-    assert found["extras"]["ui"]["state"] == "unknown"
-    assert found["extras"]["lab"]["packages"][0]["name"] == "numba"
-    assert {"python", "processors", "energy"} <= set(found["system"])
+    printed = json.loads(run(capsys, "doctor", "--json").out)
+    assert printed["extras"]["base"]["state"] == "ok"
+    assert printed["extras"]["lab"]["state"] == "missing"
+    assert printed["extras"]["ui"]["state"] == "unknown"
+    assert printed["extras"]["lab"]["packages"][0]["name"] == "numba"
+    assert {"python", "processors", "energy"} <= set(printed["system"])
 
 
 def test_one_tracker_is_enough(
@@ -79,9 +79,9 @@ def test_one_tracker_is_enough(
     ]
     monkeypatch.setattr(doctoring, "packages", lambda: iter(held))
     assert "wandb missing" not in run(capsys, "doctor").out
-    found = json.loads(run(capsys, "doctor", "--json").out)["extras"]["track"]
-    assert found["state"] == "ok"
-    assert [package["state"] for package in found["packages"]] == ["missing", "ok"]
+    printed = json.loads(run(capsys, "doctor", "--json").out)["extras"]["track"]
+    assert printed["state"] == "ok"
+    assert [package["state"] for package in printed["packages"]] == ["missing", "ok"]
     held.pop()
     assert "wandb missing: pip install '.[track]'" in run(capsys, "doctor").out
 

@@ -15,13 +15,13 @@ def test_json_is_the_frontier_of_the_library(
 ) -> None:
     result = run(capsys, *FLEET, *GRID, "--json")
     assert (result.code, result.err) == (0, "")
-    found = json.loads(result.out)
-    assert found["epsilons"] == [1, 4]
-    assert found["costs"] == [50, 500, 1000]
-    assert [row[0] for row in found["predicted_loss"]] == [None, None]
-    assert found["predicted_loss"][1][2] < found["predicted_loss"][0][1]
-    assert found["constants"]["lipschitz"]["source"] == "analytic"
-    assert found["data"].startswith("no data: 4 devices")
+    printed = json.loads(result.out)
+    assert printed["epsilons"] == [1, 4]
+    assert printed["costs"] == [50, 500, 1000]
+    assert [row[0] for row in printed["predicted_loss"]] == [None, None]
+    assert printed["predicted_loss"][1][2] < printed["predicted_loss"][0][1]
+    assert printed["constants"]["lipschitz"]["source"] == "analytic"
+    assert printed["data"].startswith("no data: 4 devices")
 
 
 def test_the_table_shows_shape_schedule_and_prices(
@@ -33,8 +33,8 @@ def test_the_table_shows_shape_schedule_and_prices(
         "cost 1000",
         "█",
         "▁",
-        "per unit of more epsilon",
-        "per unit of more cost",
+        "saved per unit of epsilon",
+        "saved per unit of cost",
     ):
         assert words in result.out
     assert "does not pay for one round" in result.out

@@ -19,13 +19,13 @@ STEP = ("--samples", "40", "--dim", "4")
 
 def test_json_has_seconds_bytes_and_joules(capsys: pytest.CaptureFixture[str]) -> None:
     result = run(capsys, "measure", *STEP, *QUICK, "--watts", "2", "--json")
-    found = json.loads(result.out)
+    printed = json.loads(result.out)
     assert (result.code, result.err) == (0, "")
-    assert (found["unit"], found["samples"], found["dim"]) == ("joules", 40, 4)
-    assert (found["loss"], found["tau"]) == ("logistic", 10)
-    assert found["computation"] == pytest.approx(2 * found["step"]["seconds"])
-    assert found["communication"] == pytest.approx(2 * found["round"]["seconds"])
-    assert found["reply_bytes"] > found["order_bytes"] > 4 * 4
+    assert (printed["unit"], printed["samples"], printed["dim"]) == ("joules", 40, 4)
+    assert (printed["loss"], printed["tau"]) == ("logistic", 10)
+    assert printed["computation"] == pytest.approx(2 * printed["step"]["seconds"])
+    assert printed["communication"] == pytest.approx(2 * printed["round"]["seconds"])
+    assert printed["reply_bytes"] > printed["order_bytes"] > 4 * 4
 
 
 def test_the_table_says_that_no_network_was_used(
@@ -49,12 +49,12 @@ def test_prices_are_written_into_the_config(
     result = run(
         capsys, "measure", "fedbudget.toml", "--write", *QUICK, "--watts", "4", "--json"
     )
-    found = json.loads(result.out)
-    assert (found["samples"], found["dim"], found["loss"]) == (48, 4, "logistic")
+    printed = json.loads(result.out)
+    assert (printed["samples"], printed["dim"], printed["loss"]) == (48, 4, "logistic")
     after = path.read_text()
     prices = tomllib.loads(after)["prices"]
-    assert prices["communication"] == pytest.approx(found["communication"], rel=1e-5)
-    assert prices["computation"] == pytest.approx(found["computation"], rel=1e-5)
+    assert prices["communication"] == pytest.approx(printed["communication"], rel=1e-5)
+    assert prices["computation"] == pytest.approx(printed["computation"], rel=1e-5)
     changed = [
         new
         for old, new in zip(before.splitlines(), after.splitlines(), strict=True)
@@ -97,7 +97,7 @@ def test_prices_are_written_into_any_spelling(
     run(capsys, "init", "sensors.csv", "--label", "alarm", "--device", "sensor_id")
     path = tmp_path / "fedbudget.toml"
     first, _, rest = path.read_text().partition("[prices]")
-    rest = rest[rest.index("# A device may set its own") :]
+    rest = rest[rest.index("# Budgets and prices of a single device") :]
     text = rest + first if prices.lstrip().startswith("[") else first + rest
     before = prices + text.replace("\n", "\r\n" if "\r" in prices else "\n")
     path.write_bytes(before.encode())
@@ -111,8 +111,8 @@ def test_prices_are_written_into_any_spelling(
     expected = tomllib.loads(before) | {"prices": written}
     expected["prices"]["computation_per_sample"] = 0.0
     assert tomllib.loads(after) == expected
-    kept = [line for line in before.splitlines() if line.lstrip().startswith("#")]
-    assert [line for line in after.splitlines() if line in kept] == kept
+    comments = [line for line in before.splitlines() if line.lstrip().startswith("#")]
+    assert [line for line in after.splitlines() if line in comments] == comments
     assert ("\n" in after.replace("\r\n", "")) == ("\r" not in before)
     planned = run(capsys, "plan", "fedbudget.toml", "--cost", "1", "--json")
     plan = json.loads(planned.out)
@@ -153,11 +153,11 @@ def test_options_stand_before_the_config_and_the_rest_is_its_own(
     (tmp_path / "kinds.csv").write_text(KINDS)
     run(capsys, "init", "kinds.csv", "--label", "kind", "--device", "id")
     result = run(capsys, "measure", "fedbudget.toml", *options, *QUICK, "--json")
-    found = json.loads(result.out)
-    assert (found["samples"], found["dim"]) == (samples, dim)
-    assert found["loss"] == loss
+    printed = json.loads(result.out)
+    assert (printed["samples"], printed["dim"]) == (samples, dim)
+    assert printed["loss"] == loss
     params = loss_named(loss, num_classes=classes).num_params(dim)
-    assert found["order_bytes"] == len(round_messages(params)[0])
+    assert printed["order_bytes"] == len(round_messages(params)[0])
 
 
 def test_a_config_with_a_loss_of_its_own_is_measured_with_it(
@@ -169,8 +169,8 @@ def test_a_config_with_a_loss_of_its_own_is_measured_with_it(
     path = tmp_path / "fedbudget.toml"
     path.write_text(path.read_text().replace("[plan]\n", '[plan]\nloss = "hinge"\n'))
     result = run(capsys, "measure", "fedbudget.toml", *STEP, *QUICK, "--json")
-    found = json.loads(result.out)
-    assert (found["samples"], found["dim"], found["loss"]) == (40, 4, "hinge")
+    printed = json.loads(result.out)
+    assert (printed["samples"], printed["dim"], printed["loss"]) == (40, 4, "hinge")
     refused = run(capsys, "measure", "fedbudget.toml", "--classes", "3", *QUICK)
     assert refused.code == 2
     assert refused.err.endswith("loss 'hinge' is for 2 classes, got 3: use 'softmax'\n")
@@ -218,7 +218,7 @@ def test_the_fleets_broker_takes_the_certificate_for_measuring_and_no_other(
         ((*STEP, "--broker", "a:b"), 2, ("'a:b'", "HOST:PORT")),
         ((*STEP, "--broker", "127.0.0.1:1", *QUICK), 1, ("cannot be reached",)),
         ((*STEP, "--broker", "[::1]:1", *QUICK), 1, ("broker [::1]:1 cannot",)),
-        ((*STEP, "--ca", "ca.pem"), 2, ("--ca", "name --broker")),
+        ((*STEP, "--ca", "ca.pem"), 2, ("--ca", "add --broker")),
         ((*STEP, "--broker", "a", "--ca", "b"), 2, ("--certificate is missing",)),
         (("none.toml",), 2, ("none.toml",)),
     ],

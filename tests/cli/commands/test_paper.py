@@ -1,4 +1,4 @@
-"""`fedbudget paper` refuses what it cannot do, in one line."""
+"""`fedbudget paper`: errors are one line."""
 
 from pathlib import Path
 

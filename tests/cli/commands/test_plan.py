@@ -1,4 +1,4 @@
-"""`fedbudget plan`: what it says, to people and to machines."""
+"""`fedbudget plan`: its text and its JSON."""
 
 import json
 from pathlib import Path
@@ -21,24 +21,24 @@ def plan_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
-    found: dict[str, object] = json.loads(result.out, parse_constant=refuse)
-    return found
+    printed: dict[str, object] = json.loads(result.out, parse_constant=refuse)
+    return printed
 
 
 def test_json_is_the_plan_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
-    found = plan_json(capsys, *FLEET, *BUDGET)
+    printed = plan_json(capsys, *FLEET, *BUDGET)
     problem = fb.Problem(num_samples=np.full(16, 1628), dim=102)
     prices = fb.Prices(communication=100, computation=1)
-    chosen = fb.plan(problem, fb.Budget(epsilon=4, cost=1000), prices)
-    assert found.pop("data") == (
+    plan = fb.plan(problem, fb.Budget(epsilon=4, cost=1000), prices)
+    assert printed.pop("data") == (
         "no data: 16 devices, 26048 training samples, 102 columns"
     )
-    constants = found.pop("constants")
+    constants = printed.pop("constants")
     assert constants == {
         name: {"value": c.value, "source": c.source, "note": c.note}
         for name, c in problem.constants.items()
     }
-    assert found == chosen.to_dict()
+    assert printed == plan.to_dict()
 
 
 def test_every_option_reaches_the_planner(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,8 +47,8 @@ def test_every_option_reaches_the_planner(capsys: pytest.CaptureFixture[str]) ->
     arguments += " --computation-price 2 --computation-price-per-sample 0.01"
     arguments += " --planner bound --accountant zcdp --weights size --batch-size 100"
     arguments += " --learning-rate 0.1 --l2 0.01 --dissimilarity 0.3 --sampling fixed"
-    found = plan_json(capsys, *arguments.split())
-    chosen = fb.plan(
+    printed = plan_json(capsys, *arguments.split())
+    plan = fb.plan(
         fb.Problem(
             num_samples=np.array([300, 200, 200]),
             dim=5,
@@ -65,30 +65,30 @@ def test_every_option_reaches_the_planner(capsys: pytest.CaptureFixture[str]) ->
         batch_size=100,
         learning_rate=0.1,
     )
-    assert chosen.to_dict().items() <= found.items()
+    assert plan.to_dict().items() <= printed.items()
 
 
 def test_planned_weights_aim_at_the_target(capsys: pytest.CaptureFixture[str]) -> None:
     fleet = ("plan", "--samples", "100,5000", "--dim", "5", *BUDGET)
-    found = plan_json(capsys, *fleet, "--target", "size")
+    printed = plan_json(capsys, *fleet, "--target", "size")
     problem = fb.Problem(num_samples=[100, 5000], dim=5)
     budget = fb.Budget(epsilon=4, cost=1000)
     prices = fb.Prices(communication=100, computation=1)
     aimed = fb.plan(problem, budget, prices, target="size")
-    assert found["weights"] == aimed.weights.tolist()
-    assert found["weights"] != fb.plan(problem, budget, prices).weights.tolist()
-    wrong = run(capsys, *fleet, "--weights", "uniform", "--target", "size")
-    assert wrong.code == 2 and "are their own target" in wrong.err
+    assert printed["weights"] == aimed.weights.tolist()
+    assert printed["weights"] != fb.plan(problem, budget, prices).weights.tolist()
+    refused = run(capsys, *fleet, "--weights", "uniform", "--target", "size")
+    assert refused.code == 2 and "are their own target" in refused.err
 
 
 def test_sampling_reaches_the_planner_and_the_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = "plan --samples 300x4 --dim 5 --batch-size 64 --sampling cyclic"
-    found = plan_json(capsys, *arguments.split(), *BUDGET)
-    assert found["sampling"] == "cyclic"
+    printed = plan_json(capsys, *arguments.split(), *BUDGET)
+    assert printed["sampling"] == "cyclic"
     result = run(capsys, *arguments.split(), *BUDGET)
-    assert "64: 4 disjoint ones, taken in turn" in result.out
+    assert "64: 4 disjoint batches, used in turn" in result.out
 
 
 def test_the_table_says_all_that_matters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_the_table_says_all_that_matters(capsys: pytest.CaptureFixture[str]) -> 
         "local steps per round",
         "replace one",
         "of 1000 units",
-        "What holds the loss up",
+        "What limits the loss",
         "rows in the unit ball",
         "Preschool",
     ):
@@ -114,11 +114,11 @@ def test_many_devices_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(result.out.splitlines()) < 60
 
 
-@pytest.mark.parametrize("more", [(), ("--json",)])
+@pytest.mark.parametrize("options", [(), ("--json",)])
 def test_the_stand_in_says_that_it_is_synthetic(
-    capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    result = run(capsys, "plan", "vehicle", "--split", "by-sensor", *BUDGET, *more)
+    result = run(capsys, "plan", "vehicle", "--split", "by-sensor", *BUDGET, *options)
     assert result.code == 0
     assert "SYNTHETIC" in result.out
 
@@ -134,8 +134,8 @@ def test_the_stand_in_says_that_it_is_synthetic(
 def test_free_things_still_make_a_plan(
     capsys: pytest.CaptureFixture[str], prices: tuple[str, ...]
 ) -> None:
-    found = plan_json(capsys, *FLEET, *BUDGET, *prices)
-    cost, epsilon = found["cost"], found["epsilon"]
+    printed = plan_json(capsys, *FLEET, *BUDGET, *prices)
+    cost, epsilon = printed["cost"], printed["epsilon"]
     assert isinstance(cost, list)
     assert isinstance(epsilon, list)
     assert max(cost) <= 1000
@@ -143,8 +143,8 @@ def test_free_things_still_make_a_plan(
 
 
 def test_one_device(capsys: pytest.CaptureFixture[str]) -> None:
-    found = plan_json(capsys, "plan", "--samples", "100", "--dim", "5", *BUDGET)
-    assert found["weights"] == [1.0]
+    printed = plan_json(capsys, "plan", "--samples", "100", "--dim", "5", *BUDGET)
+    assert printed["weights"] == [1.0]
 
 
 def test_a_million_devices(capsys: pytest.CaptureFixture[str]) -> None:

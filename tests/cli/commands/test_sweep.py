@@ -21,37 +21,37 @@ def test_json_is_the_sweep_of_the_library(
     arguments = sensors(tmp_path)
     result = run(capsys, "sweep", *arguments, *GRID, "--json")
     assert (result.code, result.err) == (0, "")
-    found = json.loads(result.out)
+    printed = json.loads(result.out)
     data = fb.from_table(
         arguments[0],
         label="alarm",
         device="sensor_id",
         schema=fb.Schema.from_dict(SCHEMA),
     )
-    assert found["data"] == str(data)
+    assert printed["data"] == str(data)
     plan = fb.plan(
         data.problem(),
         fb.Budget(epsilon=4, cost=500),
         fb.Prices(communication=100, computation=1),
     )
     measured = fb.sweep(data, [plan], seeds=range(3)).measured
-    point = found["points"][4]
+    point = printed["points"][4]
     assert (point["planner"], point["epsilon"], point["cost"]) == ("joint", 4, 500)
     assert (point["tau"], point["rounds"]) == (plan.tau, plan.rounds)
     accuracy = measured["test_accuracy"][0]
     assert point["accuracy"] == pytest.approx(accuracy.mean())
     assert point["accuracy_std"] == pytest.approx(np.std(accuracy, ddof=1))
     assert point["loss"] == pytest.approx(measured["train_loss"][0].mean())
-    assert [point["feasible"] for point in found["points"]] == [False, True, True] * 2
-    assert len(found["runs"]) == 4 * 3
+    assert [point["feasible"] for point in printed["points"]] == [False, True, True] * 2
+    assert len(printed["runs"]) == 4 * 3
 
 
 def test_the_table_compares_planners(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     table = tmp_path / "table.csv"
-    more = ("--planners", "joint, paper", "--out", str(table))
-    result = run(capsys, "sweep", *sensors(tmp_path), *GRID, *more)
+    options = ("--planners", "joint, paper", "--out", str(table))
+    result = run(capsys, "sweep", *sensors(tmp_path), *GRID, *options)
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
     assert sum(line.split()[:1] == ["joint"] for line in lines) == 6
@@ -73,8 +73,8 @@ def test_synthetic_data_say_so_everywhere(
 ) -> None:
     table = tmp_path / "table.csv"
     grid = ("--epsilons", "4", "--costs", "1000", "--seeds", "1", "--out", str(table))
-    for more in ((), ("--json",)):
-        result = run(capsys, "sweep", "vehicle", *grid, *more)
+    for options in ((), ("--json",)):
+        result = run(capsys, "sweep", "vehicle", *grid, *options)
         assert "SYNTHETIC" in result.out
     header, *rows = table.read_text().splitlines()
     assert header.endswith(",data")
@@ -97,12 +97,12 @@ def test_devices_without_test_rows(
     result = run(capsys, "sweep", *arguments, *GRID)
     assert result.code == 0
     assert "no device has test rows" in result.out
-    found = json.loads(run(capsys, "sweep", *arguments, *GRID, "--json").out)
-    assert found["points"][-1]["accuracy"] is None
+    printed = json.loads(run(capsys, "sweep", *arguments, *GRID, "--json").out)
+    assert printed["points"][-1]["accuracy"] is None
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "says"),
+    ("options", "code", "says"),
     [
         (("--costs", "5,6"), 1, ("none of the costs 5,6", "--costs")),
         (("--epsilons", "x"), 2, ("--epsilons 'x'", "1,2,4,10")),
@@ -119,12 +119,12 @@ def test_devices_without_test_rows(
 def test_bad_input(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
-    more: tuple[str, ...],
+    options: tuple[str, ...],
     code: int,
     says: tuple[str, ...],
 ) -> None:
     grid = ("--epsilons", "4", "--costs", "500", "--seeds", "1")
-    result = run(capsys, "sweep", *sensors(tmp_path), *grid, *more)
+    result = run(capsys, "sweep", *sensors(tmp_path), *grid, *options)
     assert_one_line(result, code=code, says=says)
 
 

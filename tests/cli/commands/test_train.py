@@ -1,4 +1,4 @@
-"""`fedbudget train`: what it says, to people and to machines."""
+"""`fedbudget train`: its text and its JSON."""
 
 import json
 from dataclasses import replace
@@ -21,8 +21,8 @@ def train_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str,
     result = run(capsys, "train", *arguments, "--json")
     assert (result.code, result.err) == (0, "")
     assert result.out.count("\n") == 1
-    found: dict[str, Any] = json.loads(result.out)
-    return found
+    printed: dict[str, Any] = json.loads(result.out)
+    return printed
 
 
 def test_json_is_the_run_of_the_library(
@@ -30,7 +30,7 @@ def test_json_is_the_run_of_the_library(
 ) -> None:
     arguments = sensors(tmp_path)
     out = tmp_path / "run"
-    found = train_json(capsys, *arguments, *BUDGET, "--seed", "3", "--out", str(out))
+    printed = train_json(capsys, *arguments, *BUDGET, "--seed", "3", "--out", str(out))
     data = fb.from_table(
         arguments[0],
         label="alarm",
@@ -44,15 +44,15 @@ def test_json_is_the_run_of_the_library(
     devices = fb.SimulatedDevices(data, seed=3, budget=budget, prices=prices)
     trained = fb.train(plan, devices)
     planned = plan.to_dict()
-    assert planned.pop("loss") == found["loss_name"]
-    assert planned.items() <= found.items()
-    assert found["accuracy"] == trained.measured["test_accuracy"]
-    assert found["loss"] == trained.measured["train_loss"]
-    assert found["measured"] == trained.measured
-    assert found["rounds_run"] == plan.rounds
-    assert found["record"] == str(out)
-    assert found["data"] == str(data)
-    assert found["seconds"] > 0
+    assert planned.pop("loss") == printed["loss_name"]
+    assert planned.items() <= printed.items()
+    assert printed["accuracy"] == trained.measured["test_accuracy"]
+    assert printed["loss"] == trained.measured["train_loss"]
+    assert printed["measured"] == trained.measured
+    assert printed["rounds_run"] == plan.rounds
+    assert printed["record"] == str(out)
+    assert printed["data"] == str(data)
+    assert printed["seconds"] > 0
     with np.load(out / "model.npz") as model:
         assert model["theta"].tolist() == trained.theta.tolist()
 
@@ -83,17 +83,17 @@ def test_the_record_says_what_was_asked(
 ) -> None:
     arguments = sensors(tmp_path)
     out = tmp_path / "deep" / "run"
-    more = ("--participation", "0.5", "--seed", "2")
-    result = run(capsys, "train", *arguments, *BUDGET, *more, "--out", str(out))
+    options = ("--participation", "0.5", "--seed", "2")
+    result = run(capsys, "train", *arguments, *BUDGET, *options, "--out", str(out))
     assert result.code == 0
     about = json.loads((out / "about.json").read_text())
-    told = {"seed": 2, "participation": 0.5, "label": "alarm"}
-    assert told.items() <= about.items()
+    settings = {"seed": 2, "participation": 0.5, "label": "alarm"}
+    assert settings.items() <= about.items()
     assert about["data"].startswith("sensors: 5 devices")
     lines = (out / "rounds.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert min(row["answered"] for row in rows) < 5
-    assert "of 5 devices in a round" in result.out
+    assert "of 5 devices per round" in result.out
 
 
 def test_without_a_folder_nothing_is_recorded(
@@ -102,15 +102,15 @@ def test_without_a_folder_nothing_is_recorded(
     arguments = sensors(tmp_path)
     monkeypatch.chdir(tmp_path)
     result = run(capsys, "train", *arguments, *BUDGET)
-    assert "none: name a folder with --out" in result.out
+    assert "none; use --out FOLDER to save the run" in result.out
     assert {p.name for p in tmp_path.iterdir()} == {"sensors.csv", "schema.json"}
 
 
-@pytest.mark.parametrize("more", [(), ("--json",)])
+@pytest.mark.parametrize("options", [(), ("--json",)])
 def test_the_stand_in_says_that_it_is_synthetic(
-    capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    result = run(capsys, "train", "vehicle", *BUDGET, *more)
+    result = run(capsys, "train", "vehicle", *BUDGET, *options)
     assert result.code == 0
     assert "SYNTHETIC" in result.out
 
@@ -125,22 +125,22 @@ def test_a_baseline_without_privacy_is_loud(
     assert result.err.count("\n") == 1
     assert "NOT PRIVATE: no noise was added" in result.out
     result = run(capsys, "train", *arguments, *BUDGET, "--no-privacy", "--json")
-    found = json.loads(result.out)
-    assert found["noise_std"] == [0.0] * 5
-    assert found["epsilon"] == [None] * 5
-    assert found["privacy"].startswith("NOT PRIVATE")
+    printed = json.loads(result.out)
+    assert printed["noise_std"] == [0.0] * 5
+    assert printed["epsilon"] == [None] * 5
+    assert printed["privacy"].startswith("NOT PRIVATE")
 
 
 def test_devices_without_test_rows(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     arguments = sensors(tmp_path, rows=40, devices=40)
-    found = train_json(capsys, *arguments, *BUDGET)
-    assert found["accuracy"] is None
-    assert set(found["measured"]) == {"train_loss"}
+    printed = train_json(capsys, *arguments, *BUDGET)
+    assert printed["accuracy"] is None
+    assert set(printed["measured"]) == {"train_loss"}
     result = run(capsys, "train", *arguments, *BUDGET)
     assert result.code == 0
-    assert "nothing to test it on" in result.out
+    assert "Result: no test rows" in result.out
     assert "no device has test rows: no test accuracy" in result.out
 
 
@@ -153,11 +153,11 @@ def test_labels_that_are_numbers_have_no_accuracy(
     arguments = (str(path), "--label", "heat", "--device", "who")
     result = run(capsys, "train", *arguments, *BUDGET)
     assert result.code == 0
-    assert "the labels are numbers: a loss, but no accuracy" in result.out
+    assert "the labels are numbers: there is a loss, but no accuracy" in result.out
 
 
 class Bar(output.Bar):
-    """Keeps what it is told to show."""
+    """Record what it shows."""
 
     def __init__(self) -> None:
         self.shown: list[tuple[str, int | None]] = []
@@ -184,14 +184,14 @@ def test_the_bar_says_when_kernels_are_compiled() -> None:
     bar = Bar()
     with output.telling_of_compilation(bar, "training"):
         numba.njit(lambda x: x + 1)(1)
-    assert "compiling the kernels" in bar.shown[0][0]
+    assert "compiling kernels" in bar.shown[0][0]
     assert bar.shown[-1] == ("training", None)
     numba.njit(lambda x: x + 2)(1)
     assert bar.shown[-1] == ("training", None)
 
 
 def only_error(result: Result) -> Result:
-    """Drop the warnings about bounds that were read off the rows."""
+    """Drop the warnings about bounds that were read from the rows."""
     lines = result.err.splitlines(keepends=True)
     assert all(line.startswith("warning: NOT PRIVATE") for line in lines[:-1])
     return replace(result, err=lines[-1])
@@ -255,7 +255,7 @@ def test_personal_models_stand_beside_the_global_one(
 ) -> None:
     arguments = (*sensors(tmp_path), *BUDGET, "--personal")
     shown = run(capsys, "train", *arguments).out
-    for words in ("global", "personal", "alone", "constant", "nothing sent"):
+    for words in ("global", "personal", "local only", "constant", "sends nothing"):
         assert words in shown
     measured = train_json(capsys, *arguments)["measured"]
     assert 0 <= measured["personal_test_accuracy"] <= 1
@@ -266,11 +266,13 @@ def test_dissimilarity_is_measured_and_paid_for(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     arguments = (*sensors(tmp_path), *BUDGET, "--dissimilarity", "measure")
-    found = train_json(capsys, *arguments)
-    stated = found["constants"]["dissimilarity"]
+    printed = train_json(capsys, *arguments)
+    stated = printed["constants"]["dissimilarity"]
     assert stated["source"] == "measured privately"
-    assert max(found["epsilon"]) <= 4 and min(found["prior_mu"]) > 0
-    # The query took one round of one step: of the rest, whole rounds are left.
-    assert max(found["cost"]) == 101 + found["rounds"] * (100 + found["tau"]) <= 1000
+    assert max(printed["epsilon"]) <= 4 and min(printed["prior_mu"]) > 0
+    # The query cost one round of one step; the rest pays for whole rounds.
+    assert (
+        max(printed["cost"]) == 101 + printed["rounds"] * (100 + printed["tau"]) <= 1000
+    )
     shown = run(capsys, "train", *arguments).out
-    assert f"cost     {max(found['cost']):.0f} of 1000" in shown
+    assert f"cost     {max(printed['cost']):.0f} of 1000" in shown

@@ -1,4 +1,4 @@
-"""What the tables of a fleet say of what was spent."""
+"""The spending in the tables of a fleet."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from fedbudget.privacy import rounded_up
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
-        ([3.99949, 3.99949], "4"),  # never less than it was
+        ([3.99949, 3.99949], "4"),  # rounded up
         ([1.23401, 3.99949], "1.235 to 4"),
         ([1.0, np.inf], "without bound"),
     ],

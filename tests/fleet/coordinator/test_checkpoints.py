@@ -1,4 +1,4 @@
-"""The coordinator's file: codes decide who was charged; files of other releases."""
+"""The coordinator's file: codes decide on charges; files of other releases."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -59,8 +59,8 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def checkpoints(path: Path) -> Iterator[Checkpoints]:
-    with closing(Checkpoints(path)) as opened:
-        yield opened
+    with closing(Checkpoints(path)) as checkpoints:
+        yield checkpoints
 
 
 def refused(device: str, code: str, reason: str, *, round: int = 1) -> StoredReply:
@@ -70,9 +70,9 @@ def refused(device: str, code: str, reason: str, *, round: int = 1) -> StoredRep
 
 
 def costs(checkpoints: Checkpoints) -> dict[str, float]:
-    """Return what the status says that each device has spent."""
-    declared = [examples.declaration(device=name) for name in NAMES]
-    summary = Tally(PLAN, declared, checkpoints).summary({})
+    """Return the cost of each device in the status."""
+    declarations = [examples.declaration(device=name) for name in NAMES]
+    summary = Tally(PLAN, declarations, checkpoints).summary({})
     return {row["name"]: row["cost"] for row in summary["devices"]}
 
 
@@ -82,20 +82,20 @@ def close_rounds(checkpoints: Checkpoints, rounds: int = 1) -> None:
 
 
 @pytest.mark.parametrize("code", [*REFUSALS, JOINED_LATE])
-def test_the_code_decides_who_was_charged_and_the_words_do_not(
+def test_the_code_and_not_the_reason_decides_who_was_charged(
     checkpoints: Checkpoints, code: str
 ) -> None:
-    # Words that begin as another code does, or that speak of one.
-    for device, words in zip(
+    # Reasons that begin with another code, or that contain one.
+    for device, reason in zip(
         NAMES, (*MAY_BE_CHARGED[:2], "policy: no", f"it said {code}"), strict=True
     ):
-        checkpoints.add_reply(refused(device, code, words))
+        checkpoints.add_reply(refused(device, code, reason))
     close_rounds(checkpoints)
     expected = ROUND_COST if code in MAY_BE_CHARGED else 0.0
     assert costs(checkpoints) == dict.fromkeys(NAMES, expected)
 
 
-def test_words_that_begin_with_the_letters_of_a_code_are_not_that_code(
+def test_a_reason_that_begins_like_a_code_is_not_that_code(
     checkpoints: Checkpoints,
 ) -> None:
     checkpoints.add_reply(refused("a", "policy", "wrong-rounding of its prices"))
@@ -133,7 +133,7 @@ def test_another_code_replaces_a_refusal_and_nothing_replaces_an_answer(
 OLD_REPLIES = (
     (1, "a", "answered", ""),
     (1, "b", "refused", "policy: wrong-round is what it calls this"),
-    (1, "c", "refused", "already-charged"),  # a refusal without words
+    (1, "c", "refused", "already-charged"),  # a refusal without a reason
     (1, "d", "refused", "joined-late: no answer"),
     (2, "a", "late", ""),
     (2, "b", "refused", "cost-budget: it has 3: too little"),
@@ -152,7 +152,7 @@ def write_old_file(path: Path) -> None:
             database.execute("INSERT INTO rounds VALUES (?, ?, ?)", values)
 
 
-def test_a_file_of_the_old_schema_is_read_right(path: Path) -> None:
+def test_a_file_of_the_old_schema_is_read_correctly(path: Path) -> None:
     write_old_file(path)
     for _ in range(2):  # the second time, it is of the new schema
         with closing(Checkpoints(path)) as opened:
@@ -176,8 +176,8 @@ def test_a_file_of_the_old_schema_is_read_right(path: Path) -> None:
             "c": "device-trouble",
             "d": "untrusted",
         }
-        kept = [(r.round, r.device, r.outcome, r.reason) for r in first.values()]
-        assert kept == [row for row in OLD_REPLIES if row[0] == 1]
+        rows = [(r.round, r.device, r.outcome, r.reason) for r in first.values()]
+        assert rows == [row for row in OLD_REPLIES if row[0] == 1]
 
 
 def test_an_old_file_whose_tables_were_not_all_made_is_completed(path: Path) -> None:
@@ -196,5 +196,5 @@ def test_a_file_of_a_newer_release_is_refused_and_left_alone(path: Path) -> None
     newer = f"schema version {version + 1}, and this release reads up to {version}"
     with pytest.raises(fb.RecordError, match=newer):
         Checkpoints(path)
-    with closing(sqlite3.connect(path)) as database:  # nobody holds it
+    with closing(sqlite3.connect(path)) as database:  # it is not locked
         assert database.execute("PRAGMA user_version").fetchone() == (version + 1,)

@@ -1,7 +1,7 @@
 """The contract of the `Devices` seam, over Flower's messages and real guards.
 
-Messages, records, the ClientApp and the guards behind sockets are real; what lies
-between, a SuperLink, is a queue in memory here. test_flower.py runs the real ones.
+Messages, records, the ClientApp and the guards behind sockets are real. A queue in
+memory replaces the SuperLink; test_flower.py runs a real one.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from fedbudget.fleet.coordinator.roster import Roster, gather
 from fedbudget.fleet.device.policy import Policy
 from fedbudget.fleet.device.process import Device
 from fedbudget.fleet.device.unix_socket import serve_socket
-from fedbudget.fleet.transport.channel import Message as Heard
+from fedbudget.fleet.transport.channel import Message as ReceivedMessage
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.framing import pack
 from tests.contract_devices import DATA, LARGE, PRICES, DevicesContract, Make, plan_for
@@ -38,7 +38,7 @@ APP = Path(__file__).parents[3] / "deploy" / "flower" / "fedbudget_flower"
 
 @pytest.fixture(autouse=True)
 def inside_a_server_app(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower notes who sends a message; a ServerApp's process sets it."""
+    """Set the sender's identity, as a ServerApp's process does."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
@@ -53,11 +53,11 @@ def client_app() -> Any:
 
 
 class MemoryGrid:
-    """What a ServerApp sees of Flower; each node has the ClientApp and a guard."""
+    """A Flower grid in memory; each node has the ClientApp and a guard."""
 
     def __init__(self) -> None:
         self.guards: dict[int, Path] = {}  # by node
-        self.away: set[int] = set()  # connected, but silent
+        self.silent: set[int] = set()  # connected nodes that do not reply
         self.messages: list[Message] = []
         self.replies: dict[str, Message] = {}
         self._app = client_app()
@@ -70,7 +70,7 @@ class MemoryGrid:
             number = f"message-{len(self.messages)}"
             message.metadata.__dict__["_message_id"] = number
             self.messages.append(message)
-            if message.metadata.dst_node_id not in self.away:
+            if message.metadata.dst_node_id not in self.silent:
                 self.replies[number] = self.answer(message)
         return [message.metadata.message_id for message in messages]
 
@@ -89,11 +89,11 @@ class FlowerFleet(Fleet):
 
     grid: MemoryGrid = field(default_factory=MemoryGrid)
 
-    def door(self, name: str) -> Path:
+    def socket_path(self, name: str) -> Path:
         return self.folder / f"{name}.sock"
 
-    def way(self, name: str) -> dict[str, Any]:
-        return {"socket": self.door(name)}
+    def transport(self, name: str) -> dict[str, Any]:
+        return {"socket": self.socket_path(name)}
 
     def serve(self, device: Device, policy: Policy) -> None:
         assert policy.socket is not None
@@ -105,20 +105,20 @@ class FlowerFleet(Fleet):
     def start(self, data: Dataset, budget: fb.Budget, prices: fb.Prices) -> None:
         super().start(data, budget, prices)
         for m, name in enumerate(self.names):
-            while not knock(self.door(name)):
+            while not connects(self.socket_path(name)):
                 assert self.threads[m].is_alive()
                 self.threads[m].join(0.01)
-            self.grid.guards[m + 10] = self.door(name)
+            self.grid.guards[m + 10] = self.socket_path(name)
 
     def wake(self) -> None:
-        """Knock: a guard that waits at its door looks up."""
+        """Connect to each socket: a waiting guard then checks whether to stop."""
         for name in self.names:
-            knock(self.door(name))
+            connects(self.socket_path(name))
 
 
-def knock(door: Path) -> bool:
+def connects(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as client:
-        return client.connect_ex(str(door)) == 0
+        return client.connect_ex(str(path)) == 0
 
 
 class TestFlowerDevices(DevicesContract):
@@ -131,34 +131,34 @@ class TestFlowerDevices(DevicesContract):
 
 @pytest.fixture
 def fleet(certs: Path, tmp_path: Path) -> Iterator[FlowerFleet]:
-    found = FlowerFleet(tmp_path, certs)
-    found.start(DATA, LARGE, PRICES)
-    yield found
-    found.end()
+    fleet = FlowerFleet(tmp_path, certs)
+    fleet.start(DATA, LARGE, PRICES)
+    yield fleet
+    fleet.end()
 
 
-def drain(channel: FlowerChannel) -> list[Heard]:
-    """Return all that comes in, until nothing does."""
+def drain(channel: FlowerChannel) -> list[ReceivedMessage]:
+    """Return all messages, until none arrives."""
     return list(iter(lambda: channel.receive(0.05), None))
 
 
-def test_a_message_to_a_node_is_void_after_the_deadline(fleet: FlowerFleet) -> None:
+def test_a_message_to_a_node_expires_after_the_deadline(fleet: FlowerFleet) -> None:
     fleet.coordinate(4)
     assert {message.metadata.ttl for message in fleet.grid.messages} == {20}
 
 
-def test_a_device_that_was_away_is_sent_the_newest_order_only(
+def test_a_device_that_was_offline_is_sent_only_the_newest_order(
     fleet: FlowerFleet,
 ) -> None:
     channel = FlowerChannel(fleet.grid, ttl=20, poll=0.01)
     gather(channel, Roster(), count=4, seconds=20)
     channel.keep(topics.offer("device-0"), b"offer")
-    fleet.grid.away = {10}
+    fleet.grid.silent = {10}
     for number in range(3):
         channel.keep(topics.order(bytes(16)), b"order %d" % number)
         drain(channel)
     sent = fleet.grid.messages[4:]
-    assert len(sent) == 1  # the first is on its way, and the others wait
+    assert len(sent) == 1  # the first is in transit, and the others wait
     fleet.grid.replies[sent[0].metadata.message_id] = fleet.grid.answer(sent[0])
     drain(channel)
     parcels = [m.content[PARCEL][PARCEL] for m in fleet.grid.messages[4:]]
@@ -169,43 +169,43 @@ def test_a_device_that_was_away_is_sent_the_newest_order_only(
     ]
 
 
-def test_a_guard_that_is_not_there_is_told_and_tried_again(
+def test_a_missing_guard_is_reported_and_tried_again(
     fleet: FlowerFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedbudget.fleet.coordinator.flower._AGAIN", 0.05)
+    monkeypatch.setattr("fedbudget.fleet.coordinator.flower._RETRY", 0.05)
     devices = fleet.coordinate(4)
     plan = plan_for(DATA)
     devices.begin(plan)
-    door, carry = fleet.grid.guards[11], fleet.grid.answer
-    fleet.grid.guards[11] = door.with_name("nobody.sock")
-    said: list[bytes] = []
+    path, forward = fleet.grid.guards[11], fleet.grid.answer
+    fleet.grid.guards[11] = path.with_name("nobody.sock")
+    parcels: list[bytes] = []
 
     def answer(message: Message) -> Message:
-        reply = carry(message)
+        reply = forward(message)
         if message.metadata.dst_node_id == 11:
-            said.append(reply.content[PARCEL][PARCEL])
-            fleet.grid.guards[11] = door  # back, once it was missed
+            parcels.append(reply.content[PARCEL][PARCEL])
+            fleet.grid.guards[11] = path  # back after one failure
         return reply
 
     monkeypatch.setattr(fleet.grid, "answer", answer)
     order = fb.training.Order(number=1, theta=np.zeros(3), plan=plan)
     replies = devices.run_round(order)
-    assert said[0] == b"" and len(said) > 1
+    assert parcels[0] == b"" and len(parcels) > 1
     assert replies.answered.all()
-    assert replies.cost.tolist() == [14, 18, 22, 26]  # nobody paid twice
+    assert replies.cost.tolist() == [14, 18, 22, 26]  # no device was charged twice
 
 
 class Hostile(MemoryGrid):
-    """A node that answers whatever it likes."""
+    """A grid with a hostile node, which replies with any content."""
 
-    said: Any = b""
+    content: Any = b""
 
     def answer(self, message: Message) -> Message:
         if message.metadata.dst_node_id != 66:
             return super().answer(message)
-        if isinstance(self.said, Error | RecordDict):
-            return Message(self.said, reply_to=message)
-        record = ConfigRecord({PARCEL: self.said})
+        if isinstance(self.content, Error | RecordDict):
+            return Message(self.content, reply_to=message)
+        record = ConfigRecord({PARCEL: self.content})
         return Message(RecordDict({PARCEL: record}), reply_to=message)
 
 
@@ -213,7 +213,7 @@ STOLEN = declaration(device="device-0", num_samples=9).to_bytes()
 
 
 @pytest.mark.parametrize(
-    "said",
+    "content",
     [
         b"",
         b"\xff\x00",
@@ -231,18 +231,18 @@ STOLEN = declaration(device="device-0", num_samples=9).to_bytes()
     ],
 )
 def test_a_hostile_node_that_comes_later_speaks_for_nobody(
-    fleet: FlowerFleet, monkeypatch: pytest.MonkeyPatch, said: Any
+    fleet: FlowerFleet, monkeypatch: pytest.MonkeyPatch, content: Any
 ) -> None:
     monkeypatch.setattr("fedbudget.fleet.coordinator.flower._LOOK", 0.0)
     grid = Hostile()
-    grid.guards, grid.said = dict(fleet.grid.guards), said
+    grid.guards, grid.content = dict(fleet.grid.guards), content
     channel, roster = FlowerChannel(grid, ttl=20, poll=0.01), Roster()
     honest = gather(channel, roster, count=4, seconds=20)
     grid.guards[66] = Path()
     for message in drain(channel):
         roster.take(message)
     assert grid.messages[-1].metadata.dst_node_id == 66
-    assert [roster.declared[name] for name in sorted(roster.declared)] == honest
+    assert [roster.declarations[name] for name in sorted(roster.declarations)] == honest
     assert channel.trouble == "SuperNodes without a guard: 1"
 
 
@@ -250,10 +250,10 @@ def test_a_node_speaks_only_for_its_own_device(fleet: FlowerFleet) -> None:
     mallory = declaration(device="mallory").to_bytes()
     grid = Hostile()
     grid.guards = fleet.grid.guards | {66: Path()}
-    grid.said = pack(
+    grid.content = pack(
         [(topics.declare("mallory"), mallory), (topics.reply("device-0"), b"forged")]
     )
     channel, roster = FlowerChannel(grid, ttl=20, poll=0.01), Roster()
     gather(channel, roster, count=5, seconds=20)
     assert b"forged" not in [message.payload for message in drain(channel)]
-    assert "mallory" in roster.declared
+    assert "mallory" in roster.declarations

@@ -26,7 +26,7 @@ class MqttFleet(Fleet):
     port: int = 0
     connection: Connection | None = None
 
-    def way(self, name: str) -> dict[str, Any]:
+    def transport(self, name: str) -> dict[str, Any]:
         return {"port": self.port}
 
     def serve(self, device: Device, policy: Policy) -> None:
@@ -44,7 +44,7 @@ class MqttFleet(Fleet):
         return self.connection
 
     def wake(self) -> None:
-        """Withdraw all that the broker keeps, offers too: guards hear of those."""
+        """Withdraw all retained messages: a withdrawn offer wakes its guard."""
         if self.connection is not None:
             for topic in list(self.connection.kept):
                 self.connection.withdraw(topic)

@@ -1,6 +1,6 @@
-"""The coordinator's decisions: whom it believes, how long it waits, what it keeps.
+"""The coordinator's decisions: which replies are valid, how long it waits, restarts.
 
-The broker is left out here: orders go straight to scripted devices.
+There is no broker here: orders go directly to scripted devices.
 """
 
 import time
@@ -16,7 +16,7 @@ import fedbudget as fb
 from fedbudget.checks import Array
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
-from fedbudget.fleet.coordinator.rounds import farthest
+from fedbudget.fleet.coordinator.rounds import max_distance
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Connection
@@ -29,18 +29,18 @@ from tests.fleet import examples
 
 SIGNER = Signer.generate()
 NAMES = ("a", "b", "c", "d")
-DECLARED = [examples.declaration(device=name) for name in NAMES]
+DECLARATIONS = [examples.declaration(device=name) for name in NAMES]
 PLAN = fb.plan(
     fb.Problem(num_samples=[100] * 4, dim=4),
     fb.Budget(epsilon=4, cost=1000),
     fb.Prices(communication=100, computation=1),
     weights="uniform",
-    drift_control=False,
+    drift_correction=False,
 )
 ROUND_COST = 100.0 + PLAN.tau
 THETA = np.array([0.5, -0.5, 0.25, 0.0])
 
-# What a device sends in answer to an order: any number of payloads.
+# The payloads that a device sends in reply to an order.
 Script = Callable[[RoundOrder], list[Any]]
 
 
@@ -64,7 +64,7 @@ def refusal(order: RoundOrder, device: str, code: str) -> Reply:
 
 
 class Scripted(Connection):
-    """A connection to devices that do what a test says."""
+    """A connection to devices that a test scripts."""
 
     def __init__(self, scripts: dict[str, Script] | None = None) -> None:
         super().__init__(BrokerAddress(), name="coordinator", topics=())
@@ -73,20 +73,20 @@ class Scripted(Connection):
         self.offers: list[str] = []
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        kind, who = topics.parse(topic)
+        kind, device = topics.parse(topic)
         if kind == "offer" and payload:
-            self.offers.append(who)
+            self.offers.append(device)
         if kind != "order" or not payload:
             return
         self.orders.append(payload)
         order = RoundOrder.from_bytes(decode(payload)[0])
         for name in NAMES:
             script = self.scripts.get(name, lambda o, n=name: [reply_to(o, n)])
-            for sent in script(order):
-                self.say(name, sent)
+            for reply in script(order):
+                self.send(name, reply)
 
-    def say(self, name: str, sent: Any) -> None:
-        payload = sent if isinstance(sent, bytes) else sent.to_bytes()
+    def send(self, name: str, reply: Any) -> None:
+        payload = reply if isinstance(reply, bytes) else reply.to_bytes()
         self.inbox.put(
             Message(topic=topics.reply(name), payload=payload, receiver=self.name)
         )
@@ -106,7 +106,7 @@ class Site:
         self,
         scripts: dict[str, Script] | None = None,
         plan: fb.Plan = PLAN,
-        declared: list[Declaration] = DECLARED,
+        declarations: list[Declaration] = DECLARATIONS,
         **settings: Any,
     ) -> tuple[FleetDevices, Scripted]:
         self.stop()
@@ -115,7 +115,7 @@ class Site:
         usual: dict[str, Any] = {"deadline": 5.0, "precision": "float64"}
         devices = FleetDevices(
             connection,
-            declared,
+            declarations,
             signer=SIGNER,
             checkpoints=self.checkpoints,
             **(usual | settings),
@@ -131,9 +131,9 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    found = Site(tmp_path)
-    yield found
-    found.stop()
+    site = Site(tmp_path)
+    yield site
+    site.stop()
 
 
 def ordered(number: int = 1, theta: Array = THETA, plan: fb.Plan = PLAN) -> Order:
@@ -141,7 +141,7 @@ def ordered(number: int = 1, theta: Array = THETA, plan: fb.Plan = PLAN) -> Orde
 
 
 def mean_of(replies: Replies, *names: str) -> None:
-    """The answer is the mean of these devices' models, and of no others."""
+    """Assert that the answer is the mean of exactly these devices' models."""
     expected = np.mean([0.1 * (1 + NAMES.index(name)) for name in names])
     assert replies.theta == pytest.approx(THETA + expected, abs=1e-12)
     assert [n for n, a in zip(NAMES, replies.answered, strict=True) if a] == [*names]
@@ -171,9 +171,9 @@ HOSTILE: dict[str, tuple[Script, str]] = {
     "infinite": (bad_theta(np.inf), "not finite"),
     "huge": (bad_theta(1e9), "honest steps lead at most"),
     "too long": (lambda o: [reply_to(o, "b", theta=bytes(48))], "48 bytes, not the 32"),
-    "foreign": (lambda o: [reply_to(o, "a")], "speaks as 'a'"),
-    "ahead": (lambda o: [reply_to(o, "b", round=o.round + 1)], "nobody ordered"),
-    "offer": (lambda o: [reply_to(o, "b", round=0)], "does not go with round 0"),
+    "foreign": (lambda o: [reply_to(o, "a")], "names 'a'"),
+    "ahead": (lambda o: [reply_to(o, "b", round=o.round + 1)], "not ordered"),
+    "offer": (lambda o: [reply_to(o, "b", round=0)], "is invalid for round 0"),
     "garbage": (lambda o: [b"\xff" * 100], "dropped"),
     "giant": (lambda o: [b"\x00" * 100_000], "above the limit"),
     "version": (
@@ -191,11 +191,11 @@ def test_a_hostile_reply_is_dropped_by_name_and_harms_nothing(
     devices, _ = site.start({"b": script}, deadline=0.3)
     replies = devices.run_round(ordered())
     mean_of(replies, "a", "c", "d")
-    (told,) = {r.getMessage() for r in caplog.records if "dropped" in r.getMessage()}
-    assert "device b" in told and words in told
+    (line,) = {r.getMessage() for r in caplog.records if "dropped" in r.getMessage()}
+    assert "device b" in line and words in line
     assert site.checkpoints is not None
     assert list(site.checkpoints.dropped()) == ["b"]
-    # It was asked and has not refused: it may have paid.
+    # It was selected and has not refused: it may have been charged.
     assert replies.cost.tolist() == [ROUND_COST] * 4
 
 
@@ -219,15 +219,15 @@ def test_an_answer_counts_once(site: Site, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_honest_noise_is_within_the_limit() -> None:
-    # The farthest of many honest answers is within it, and not by a large factor.
+    # The largest of many honest distances is below the limit, not by a large factor.
     rng, plan, theta = np.random.default_rng(0), replace(PLAN, tau=5), np.zeros(4)
     noise = PLAN.noise_std[0] * np.sqrt(5) * rng.normal(size=(10_000, 4))
     step = plan.learning_rate * (5 * plan.lipschitz + np.linalg.norm(noise, axis=1))
-    limit = farthest(plan, 0, theta)
+    limit = max_distance(plan, 0, theta)
     assert 0.3 * limit < step.max() < limit
 
 
-def test_a_refusal_costs_nothing_and_is_told(site: Site) -> None:
+def test_a_refusal_costs_nothing_and_is_reported(site: Site) -> None:
     devices, _ = site.start({"c": lambda o: [refusal(o, "c", "cost-budget")]})
     replies = devices.run_round(ordered())
     mean_of(replies, "a", "b", "d")
@@ -243,11 +243,11 @@ def test_a_refusal_that_may_have_been_charged_is_counted(site: Site, code: str) 
     assert replies.cost.tolist() == [ROUND_COST] * 4
 
 
-def test_who_refuses_and_then_joins_may_have_been_charged(site: Site) -> None:
+def test_a_device_that_refuses_and_then_joins_may_have_been_charged(site: Site) -> None:
     def script(order: RoundOrder) -> list[Any]:
-        said = reply_to(order, "c", round=0, code="policy", theta=None, reason="no")
-        joins = reply_to(order, "c", round=0, code="accepted", theta=None)
-        return [said, joins]
+        no = reply_to(order, "c", round=0, code="policy", theta=None, reason="no")
+        yes = reply_to(order, "c", round=0, code="accepted", theta=None)
+        return [no, yes]
 
     devices, _ = site.start({"c": script}, deadline=0.3)
     replies = devices.run_round(ordered())
@@ -256,21 +256,21 @@ def test_who_refuses_and_then_joins_may_have_been_charged(site: Site) -> None:
 
 
 def test_an_open_round_counts_as_paid_in_the_status(site: Site) -> None:
-    told: list[Any] = []
+    costs: list[Any] = []
 
     def script(order: RoundOrder) -> list[Any]:
-        told.append({d["name"]: d["cost"] for d in devices.status()["devices"]})
+        costs.append({d["name"]: d["cost"] for d in devices.status()["devices"]})
         return [reply_to(order, "c")]
 
     devices, _ = site.start({"c": script})
     devices.run_round(ordered())
-    assert told[0] == dict.fromkeys(NAMES, ROUND_COST)
+    assert costs[0] == dict.fromkeys(NAMES, ROUND_COST)
 
 
-def test_who_refuses_the_run_is_not_waited_for(site: Site) -> None:
+def test_a_device_that_refuses_the_run_is_not_waited_for(site: Site) -> None:
     def script(order: RoundOrder) -> list[Any]:
-        said = reply_to(order, "c", round=0, code="policy", theta=None, reason="no")
-        return [said] if order.round == 1 else []
+        no = reply_to(order, "c", round=0, code="policy", theta=None, reason="no")
+        return [no] if order.round == 1 else []
 
     devices, _ = site.start({"c": script}, deadline=600)
     for number in (1, 2):
@@ -280,34 +280,34 @@ def test_who_refuses_the_run_is_not_waited_for(site: Site) -> None:
     assert replies.cost.tolist() == [2 * ROUND_COST, 2 * ROUND_COST, 0, 2 * ROUND_COST]
 
 
-def test_who_is_silent_gets_offer_and_order_again(site: Site) -> None:
-    asked: list[int] = []
+def test_a_silent_device_gets_offer_and_order_again(site: Site) -> None:
+    rounds: list[int] = []
 
     def script(order: RoundOrder) -> list[Any]:
-        asked.append(order.round)
-        return [reply_to(order, "c")] if len(asked) > 1 else []
+        rounds.append(order.round)
+        return [reply_to(order, "c")] if len(rounds) > 1 else []
 
     devices, connection = site.start({"c": script}, deadline=2)
     mean_of(devices.run_round(ordered()), *NAMES)
-    assert connection.offers.count("c") == 2 and asked == [1, 1]
+    assert connection.offers.count("c") == 2 and rounds == [1, 1]
 
 
 def test_a_late_answer_is_dropped_and_counted_as_paid(site: Site) -> None:
-    kept: list[RoundOrder] = []
+    orders: list[RoundOrder] = []
 
     def script(order: RoundOrder) -> list[Any]:
         if order.round == 1:
-            kept.append(order)
+            orders.append(order)
             return []
-        return [reply_to(kept[0], "d"), reply_to(order, "d")]
+        return [reply_to(orders[0], "d"), reply_to(order, "d")]
 
     devices, _ = site.start({"d": script}, deadline=0.3)
     first = devices.run_round(ordered(1))
     mean_of(first, "a", "b", "c")
     second = devices.run_round(ordered(2))
     mean_of(second, *NAMES)
-    told = {d["name"]: d for d in devices.status()["devices"]}
-    assert told["d"]["late"] == 1 and told["d"]["answered"] == 1
+    rows = {row["name"]: row for row in devices.status()["devices"]}
+    assert rows["d"]["late"] == 1 and rows["d"]["answered"] == 1
     assert second.cost.tolist() == [2 * ROUND_COST] * 4
 
 
@@ -319,7 +319,7 @@ def test_without_enough_answers_the_round_goes_on_and_then_ends_the_run(
     devices, _ = site.start(scripts, minimum=3, deadline=0.1, patience=3)
     with pytest.raises(fb.TrainingError, match="round 1 has 2 answers"):
         devices.run_round(ordered())
-    # Started again, with more devices there, it goes on with what had come in.
+    # Started again with more devices, it resumes with the stored replies.
     again, connection = site.start({"d": silent}, minimum=3, deadline=0.1)
     mean_of(again.run_round(ordered()), "a", "b", "c")
     assert connection.orders[0] == decode_stored(site, 1)
@@ -338,24 +338,24 @@ def test_started_again_it_counts_every_reply_once(site: Site) -> None:
 
 def decode_stored(site: Site, round: int) -> bytes:
     assert site.checkpoints is not None
-    found = site.checkpoints.order(round)
-    assert found is not None
-    return found
+    payload = site.checkpoints.order(round)
+    assert payload is not None
+    return payload
 
 
-def test_who_is_gone_is_waited_for_only_once(site: Site) -> None:
+def test_an_offline_device_is_waited_for_only_once(site: Site) -> None:
     devices, _ = site.start({"d": lambda order: []}, deadline=1.0)
     devices.roster.online["d"] = False
-    began = time.monotonic()
+    started = time.monotonic()
     devices.run_round(ordered(1))
-    assert time.monotonic() - began >= 1.0
+    assert time.monotonic() - started >= 1.0
     devices.deadline = 600.0
     for number in (2, 3):
         mean_of(devices.run_round(ordered(number)), "a", "b", "c")
 
 
-def test_who_only_seems_to_be_there_is_waited_for_twice(site: Site) -> None:
-    # Its broker died with it, and told nobody.
+def test_a_silent_device_that_seems_online_is_waited_for_twice(site: Site) -> None:
+    # Its broker failed with it, and sent no last will.
     devices, _ = site.start({"d": lambda order: []}, deadline=0.3)
     devices.roster.online["d"] = True
     for number in (1, 2):
@@ -374,27 +374,27 @@ def test_a_round_that_is_over_is_never_carried_out_again(site: Site) -> None:
     assert second.cost.tolist() == first.cost.tolist()
 
 
-@pytest.mark.parametrize("place", ["add_order", "add_reply", "close_round"])
+@pytest.mark.parametrize("method", ["add_order", "add_reply", "close_round"])
 def test_killed_anywhere_it_goes_on_with_the_same_bytes(
-    site: Site, place: str, monkeypatch: pytest.MonkeyPatch
+    site: Site, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
-    real = getattr(Checkpoints, place)
+    real = getattr(Checkpoints, method)
 
     def dying(self: Checkpoints, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 1:
-            raise KeyboardInterrupt  # nothing after it runs, as in a kill
+            raise KeyboardInterrupt  # as in a kill, no later line runs
         return real(self, *arguments)
 
-    monkeypatch.setattr(Checkpoints, place, dying)
-    devices, dead = site.start()
+    monkeypatch.setattr(Checkpoints, method, dying)
+    devices, first = site.start()
     with pytest.raises(KeyboardInterrupt):
         devices.run_round(ordered())
     again, connection = site.start()
     mean_of(again.run_round(ordered()), *NAMES)
-    assert len({*dead.orders, *connection.orders}) == 1
+    assert len({*first.orders, *connection.orders}) == 1
     assert again.status()["run"] == devices.status()["run"]
 
 
@@ -416,26 +416,26 @@ def test_another_plan_or_a_second_coordinator_is_refused(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong, words",
+    "changes, words",
     [
         ({"sampling": "poisson"}, "sampling poisson is not for real devices"),
         ({"sampling": "cyclic"}, "sampling cyclic is not for real devices"),
         ({"loss": "hinge"}, "the plan is for loss hinge, device a declares logistic"),
     ],
 )
-def test_what_devices_cannot_do_is_not_asked_of_them(
-    site: Site, wrong: dict[str, Any], words: str
+def test_a_plan_that_devices_cannot_carry_out_is_refused(
+    site: Site, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(fb.InvalidInputError, match=words):
-        site.start(plan=replace(PLAN, **wrong))
+        site.start(plan=replace(PLAN, **changes))
 
 
-def test_who_leaves_early_as_planned_is_not_waited_for(site: Site) -> None:
+def test_a_device_that_stops_early_as_planned_is_not_waited_for(site: Site) -> None:
     plan = replace(PLAN, rounds=2, last_round=np.array([2, 2, 2, 1]))
-    left: Script = lambda o: [  # noqa: E731
+    stopped: Script = lambda o: [  # noqa: E731
         reply_to(o, "d") if o.round == 1 else refusal(o, "d", "wrong-round")
     ]
-    devices, _ = site.start({"d": left}, plan=plan, deadline=600, minimum=4)
+    devices, _ = site.start({"d": stopped}, plan=plan, deadline=600, minimum=4)
     mean_of(devices.run_round(ordered(1, plan=plan)), *NAMES)
     second = devices.run_round(ordered(2, plan=plan))
     mean_of(second, "a", "b", "c")
@@ -448,7 +448,7 @@ def test_the_end_withdraws_offers_and_orders(
 ) -> None:
     devices, _ = site.start()
     devices.run_round(ordered())
-    again, connection = site.start()  # it died before it could
+    again, connection = site.start()  # a kill prevented the end
     withdrawn: list[str] = []
     monkeypatch.setattr(connection, "withdraw", withdrawn.append)
     again.finish()
@@ -467,13 +467,13 @@ def test_a_large_model_goes_out_and_comes_back_in_chunks(
     class Chunked(Scripted):
         def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
             if topics.parse(topic)[0] == "order" and payload:
-                whole = joiner.add("order", payload)
-                if whole is not None:
-                    super().publish(topic, whole)
+                joined = joiner.add("order", payload)
+                if joined is not None:
+                    super().publish(topic, joined)
 
-        def say(self, name: str, sent: Any) -> None:
-            for _, piece in split("reply", sent.to_bytes(), limit=140):
-                super().say(name, piece)
+        def send(self, name: str, reply: Any) -> None:
+            for _, piece in split("reply", reply.to_bytes(), limit=140):
+                super().send(name, piece)
 
     monkeypatch.setattr(coordinator, "split", lambda t, p: split(t, p, limit=140))
     monkeypatch.setitem(Site.start.__globals__, "Scripted", Chunked)
@@ -493,7 +493,7 @@ def test_the_loop_ends_when_all_refuse(site: Site) -> None:
 
 
 @pytest.mark.parametrize("round", [0, 1], ids=["of the run", "of a round"])
-def test_owners_who_had_all_refused_may_think_again(site: Site, round: int) -> None:
+def test_owners_who_have_all_refused_may_accept_later(site: Site, round: int) -> None:
     scripts: dict[str, Script] = {
         name: lambda o, n=name: [replace(refusal(o, n, "policy"), round=round)]  # type: ignore[misc]
         for name in NAMES
@@ -503,7 +503,7 @@ def test_owners_who_had_all_refused_may_think_again(site: Site, round: int) -> N
     with pytest.raises(fb.TrainingError, match="no device answered round 1: policy"):
         fb.train(PLAN, devices, record=folder)
     assert site.checkpoints is not None and site.checkpoints.rounds_closed() == 0
-    # Nothing has changed: asked again, they refuse again.
+    # Nothing has changed: the devices refuse again.
     devices, _ = site.start(scripts, minimum=2)
     with pytest.raises(fb.TrainingError, match="no device answered round 1: policy"):
         fb.train(PLAN, devices, record=folder)
@@ -512,7 +512,9 @@ def test_owners_who_had_all_refused_may_think_again(site: Site, round: int) -> N
     assert [done.answered for done in run.rounds] == [4] * PLAN.rounds
 
 
-def test_too_many_refusals_for_the_minimum_are_not_for_good(site: Site) -> None:
+def test_too_many_refusals_for_the_minimum_do_not_end_the_run_for_good(
+    site: Site,
+) -> None:
     no: Script = lambda o: [refusal(o, "d", "policy")]  # noqa: E731
     devices, _ = site.start({"d": no}, minimum=4)
     with pytest.raises(fb.TrainingError, match="round 1 has 3 answers"):
@@ -521,19 +523,19 @@ def test_too_many_refusals_for_the_minimum_are_not_for_good(site: Site) -> None:
     mean_of(again.run_round(ordered()), *NAMES)
 
 
-def test_an_offer_that_met_a_passing_trouble_is_sent_again(site: Site) -> None:
-    sent: list[int] = []
+def test_an_offer_that_met_a_transient_failure_is_sent_again(site: Site) -> None:
+    num_offers: list[int] = []
 
     def script(order: RoundOrder) -> list[Any]:
         trouble = replace(refusal(order, "c", "device-trouble"), round=0)
-        sent.append(connection.offers.count("c"))
-        return [trouble] if sent[-1] < 3 else [reply_to(order, "c")]
+        num_offers.append(connection.offers.count("c"))
+        return [trouble] if num_offers[-1] < 3 else [reply_to(order, "c")]
 
     devices, connection = site.start({"c": script}, deadline=0.4)
     first = devices.run_round(ordered(1))
     mean_of(first, "a", "b", "d")
     # At half the deadline with the order, and then before the next order.
-    assert sent == [1, 2]
+    assert num_offers == [1, 2]
     mean_of(devices.run_round(ordered(2)), *NAMES)
     assert site.checkpoints is not None and site.checkpoints.replies(0) == {}
     devices.run_round(ordered(3))
@@ -555,16 +557,17 @@ def test_a_run_goes_on_only_in_its_own_precision(site: Site) -> None:
     mean_of(again.run_round(ordered(2)), *NAMES)
 
 
-def test_a_run_under_drift_control_says_so_and_allows_for_it(site: Site) -> None:
-    plan = replace(PLAN, drift_control=True, momentum=0.25)
-    far = 1.5 * farthest(plan, 1, THETA) / 2  # in each of four numbers
-    script: Script = lambda o: [reply_to(o, "b", theta=moved(o, far))]  # noqa: E731
+def test_a_run_with_drift_correction_states_it_and_allows_for_it(site: Site) -> None:
+    plan = replace(PLAN, drift_correction=True, momentum=0.25)
+    # The norm over four numbers is twice this.
+    move = 1.5 * max_distance(plan, 1, THETA) / 2
+    script: Script = lambda o: [reply_to(o, "b", theta=moved(o, move))]  # noqa: E731
     devices, connection = site.start({"b": script}, plan=plan, deadline=0.3)
     for topic, payload in connection.kept.items():
         if topics.parse(topic)[0] == "offer":
-            told = RunOffer.from_bytes(decode(payload)[0])
-            assert told.drift_momentum == 0.25
-    # In the first round there is no shift yet, and no honest step leads so far.
+            offer = RunOffer.from_bytes(decode(payload)[0])
+            assert offer.drift_momentum == 0.25
+    # The first round has no shift yet, and honest steps do not move so much.
     first = devices.run_round(ordered(1, plan=plan))
     mean_of(first, "a", "c", "d")
     assert devices.run_round(ordered(2, plan=plan)).answered.all()
@@ -572,7 +575,7 @@ def test_a_run_under_drift_control_says_so_and_allows_for_it(site: Site) -> None
     assert again.run_round(ordered(3, plan=plan)).answered.all()
 
 
-def test_a_run_without_it_does_not_speak_of_drift(site: Site) -> None:
+def test_a_run_without_drift_correction_does_not_mention_it(site: Site) -> None:
     _, connection = site.start()
     offers = [p for t, p in connection.kept.items() if topics.parse(t)[0] == "offer"]
     assert len(offers) == 4

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbudget.data.dataset import only
+from fedbudget.data.dataset import select_devices
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.coordinator.flower import settings_of
 from fedbudget.fleet.demo import Terms
@@ -15,7 +15,7 @@ from fedbudget.record import read_run
 from tests.contract_devices import DATA
 from tests.fleet.flower_trial import FlowerTrial
 
-# Enough for two rounds.
+# The budgets pay for two rounds.
 TERMS = Terms(
     epsilon=50,
     cost=250,
@@ -27,7 +27,7 @@ TERMS = Terms(
 
 def test_a_run_over_flower_is_planned_paid_and_released(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="flwr is not installed: docs/fleet.md says how")
-    trial = FlowerTrial(tmp_path, only(DATA, [0, 1, 2]), TERMS)
+    trial = FlowerTrial(tmp_path, select_devices(DATA, [0, 1, 2]), TERMS)
     with ExitStack() as stack:
         trial.start(stack)
         trial.wait(lambda status: None)
@@ -51,14 +51,14 @@ def test_a_run_config_is_read_like_the_options_of_the_server() -> None:
 
 
 @pytest.mark.parametrize("key", ["dead-line", "signing_key", "broker"])
-def test_a_key_that_a_run_config_does_not_know_is_refused(key: str) -> None:
+def test_an_unknown_key_of_a_run_config_is_refused(key: str) -> None:
     config = {"out": "runs/a", "signing-key": "a.sign", key: "9"}
     with pytest.raises(InvalidInputError, match=f"^{key} in the run .* deadline, "):
         settings_of(config)
 
 
 @pytest.mark.parametrize("key", ["status-port", "devices", "wait", "planner"])
-def test_a_value_of_a_run_config_that_is_wrong_is_refused(key: str) -> None:
+def test_an_invalid_value_of_a_run_config_is_refused(key: str) -> None:
     config = {"out": "runs/a", "signing-key": "a.sign", key: "many"}
     with pytest.raises(InvalidInputError, match=key):
         settings_of(config)

@@ -1,4 +1,4 @@
-"""The coordinator's whole life, over scripted devices: plan, run, end, start again."""
+"""The coordinator's process with scripted devices: plan, run, end, start again."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 import fedbudget as fb
 from fedbudget.fleet.coordinator import process as server
 from fedbudget.fleet.coordinator.process import Settings, run_server
-from fedbudget.fleet.coordinator.roster import alike, plan_fleet
+from fedbudget.fleet.coordinator.roster import compatible, plan_fleet
 from fedbudget.fleet.demo import HeldPort
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.channel import Message
@@ -18,23 +18,23 @@ from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.ui.fleet import read_status, round_rows
 from tests.examples import plain
-from tests.fleet.coordinator.test_devices import DECLARED, NAMES, SIGNER, Scripted
+from tests.fleet.coordinator.test_devices import DECLARATIONS, NAMES, SIGNER, Scripted
 from tests.fleet.examples import declaration
 
-MADE: list[Scripted] = []
+CONNECTIONS: list[Scripted] = []
 
 
 class Connected(Scripted):
-    """Devices that declare themselves as soon as somebody listens."""
+    """A connection to devices that declare themselves at once."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
-        MADE.append(self)
-        for told in DECLARED:
+        CONNECTIONS.append(self)
+        for message in DECLARATIONS:
             self.inbox.put(
                 Message(
-                    topic=topics.declare(told.device),
-                    payload=told.to_bytes(),
+                    topic=topics.declare(message.device),
+                    payload=message.to_bytes(),
                     receiver=self.name,
                 )
             )
@@ -46,7 +46,7 @@ class Connected(Scripted):
         pass
 
     def receive(self, seconds: float | None = None) -> Message | None:
-        """Do not wait: whatever devices will ever say is there at once."""
+        """Do not wait: all messages of the devices are in the inbox."""
         return super().receive(0)
 
 
@@ -66,71 +66,75 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def test_a_run_from_declarations_to_release(settings: Settings) -> None:
-    begun: list[Any] = []
-    seconds: list[Any] = []
+    starts: list[Any] = []
+    rows: list[Any] = []
 
     def look(_: fb.Round) -> None:
-        status = read_status(f"http://127.0.0.1:{begun[0][2]}/status")
+        status = read_status(f"http://127.0.0.1:{starts[0][2]}/status")
         assert status is not None
-        seconds[:] = round_rows(status)
+        rows[:] = round_rows(status)
 
-    run = run_server(settings, on_begin=lambda *told: begun.append(told), on_round=look)
-    ((plan, names, port),) = begun
+    run = run_server(
+        settings, on_begin=lambda *start: starts.append(start), on_round=look
+    )
+    ((plan, names, port),) = starts
     assert names == NAMES and port > 0
     assert len(run.rounds) == plan.rounds and run.rounds[-1].answered == 4
     assert np.load(settings.out / "run" / "model.npz")["theta"].tolist() == (
         run.theta.tolist()
     )
     assert (plan.cost <= 1000).all() and (plan.epsilon <= 4).all()
-    assert [row["round"] for row in seconds] == list(range(1, plan.rounds + 1))
-    assert all(row["seconds"] > 0 for row in seconds)
+    assert [row["round"] for row in rows] == list(range(1, plan.rounds + 1))
+    assert all(row["seconds"] > 0 for row in rows)
 
 
-def test_the_status_is_told_before_the_first_device_comes(settings: Settings) -> None:
-    held, told = HeldPort(), []
+def test_the_status_is_served_before_the_first_device_connects(
+    settings: Settings,
+) -> None:
+    held, statuses = HeldPort(), []
 
     class Late(Connected):
         def start(self) -> "Connected":
-            told.append(read_status(f"http://127.0.0.1:{held.number}/status"))
+            statuses.append(read_status(f"http://127.0.0.1:{held.number}/status"))
             return self
 
     run_server(replace(settings, status_port=held.number), channel=Late())
-    assert told == [{"name": "run", "devices": []}]
+    assert statuses == [{"name": "run", "devices": []}]
 
 
-def test_a_run_that_has_ended_is_told_again_and_carried_out_never(
+def test_a_completed_run_is_returned_and_not_repeated(
     settings: Settings,
 ) -> None:
-    # A kill between the last round and the end of the process leaves this.
+    # As after a kill between the last round and the end of the process.
     first = run_server(settings)
     again = run_server(settings)
     assert again.theta.tolist() == first.theta.tolist()
     assert plain(again.rounds) == plain(first.rounds)
-    assert MADE[-1].orders == [] and MADE[-1].kept == {}
+    assert CONNECTIONS[-1].orders == [] and CONNECTIONS[-1].kept == {}
 
 
-def test_too_few_devices_are_told(settings: Settings) -> None:
+def test_too_few_devices_are_an_error(settings: Settings) -> None:
     with pytest.raises(fb.TrainingError, match=r"4 devices have declared .* of the 9"):
         run_server(replace(settings, devices=9))
 
 
-def plan_for(declared: list[Declaration], **options: Any) -> fb.Plan:
-    plan, kept = plan_fleet(declared, **options)
-    assert kept == declared
+def plan_for(declarations: list[Declaration], **options: Any) -> fb.Plan:
+    plan, selected = plan_fleet(declarations, **options)
+    assert selected == declarations
     return plan
 
 
-def told(**changes: Any) -> list[Declaration]:
+def three(**changes: Any) -> list[Declaration]:
     return [declaration(device=name, **changes) for name in "abc"]
 
 
 def test_every_device_is_planned_within_its_own_budget() -> None:
-    declared = [
+    declarations = [
         declaration(device="a", num_samples=500, epsilon=1.0, cost=700.0),
         declaration(device="b", num_samples=900, communication_price=150.0),
         declaration(device="c", num_samples=200, delta=1e-6),
     ]
-    plan = plan_for(declared)
+    plan = plan_for(declarations)
     assert plan.num_samples.tolist() == [500, 900, 200]
     assert (plan.epsilon <= [1.0, 4.0, 4.0]).all()
     assert (plan.cost <= [700.0, 1000.0, 1000.0]).all()
@@ -139,23 +143,23 @@ def test_every_device_is_planned_within_its_own_budget() -> None:
 
 
 def test_owners_who_demand_more_noise_get_it() -> None:
-    usual = plan_for(told())
+    usual = plan_for(three())
     most = float(usual.noise_multiplier.max())
-    plan = plan_for(told(least_noise_multiplier=3 * most))
+    plan = plan_for(three(least_noise_multiplier=3 * most))
     assert (plan.noise_multiplier >= 3 * most).all()
     plan.check_promise()
 
 
 def test_a_strict_ledger_makes_a_strict_plan() -> None:
-    assert plan_for(told()).accountant == "gdp"
-    mixed = [*told()[:2], declaration(device="c", accountant="zcdp")]
+    assert plan_for(three()).accountant == "gdp"
+    mixed = [*three()[:2], declaration(device="c", accountant="zcdp")]
     assert plan_for(mixed).accountant == "zcdp"
 
 
 def test_devices_of_another_kind_are_left_out() -> None:
-    fitting, left_out = alike([*told(), declaration(device="odd", dim=9)])
-    assert [found.device for found in fitting] == ["a", "b", "c"]
-    assert "9 columns" in left_out["odd"]
+    selection = compatible([*three(), declaration(device="odd", dim=9)])
+    assert [d.device for d in selection.declarations] == ["a", "b", "c"]
+    assert "9 columns" in selection.left_out["odd"]
 
 
 def devices(count: int, **changes: Any) -> list[Declaration]:
@@ -163,7 +167,7 @@ def devices(count: int, **changes: Any) -> list[Declaration]:
 
 
 @pytest.mark.parametrize("planner", ["joint", "bound", "paper"])
-def test_a_demand_for_noise_does_not_drown_the_others(planner: str) -> None:
+def test_one_demand_for_noise_does_not_dominate_the_average(planner: str) -> None:
     usual = plan_for(devices(8), planner=planner)
     most = 5 * float(usual.noise_multiplier.max())
     cautious = declaration(device="d7", least_noise_multiplier=most)
@@ -180,33 +184,33 @@ def test_a_demand_for_noise_does_not_drown_the_others(planner: str) -> None:
 
 @pytest.mark.parametrize("count", [2, 8])
 @pytest.mark.parametrize("least", [1e5, 1e9, 1e12])
-def test_a_demand_beyond_measure_is_left_out_by_name(
+def test_a_device_with_an_excessive_demand_is_left_out_by_name(
     count: int, least: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     hostile = declaration(device="z", least_noise_multiplier=least)
-    plan, kept = plan_fleet([*devices(count - 1), hostile])
-    assert [told.device for told in kept] == [f"d{m}" for m in range(count - 1)]
+    plan, selected = plan_fleet([*devices(count - 1), hostile])
+    assert [d.device for d in selected] == [f"d{m}" for m in range(count - 1)]
     usual = plan_for(devices(count - 1))
     assert plan.weights.tolist() == usual.weights.tolist()
     assert plan.noise_std.tolist() == usual.noise_std.tolist()
-    (told,) = [r.getMessage() for r in caplog.records]
-    assert told.startswith(
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert line.startswith(
         f"device z is left out: its least noise multiplier {least:g}"
     )
 
 
-def test_who_has_a_large_epsilon_may_demand_the_noise_of_others() -> None:
-    # Far more noise than its own epsilon needs, and no more than the others have.
-    middle = float(plan_for(devices(8)).noise_multiplier[0])
-    open_ = declaration(device="d7", epsilon=1e6, least_noise_multiplier=middle)
-    plan, kept = plan_fleet([*devices(7), open_])
-    assert len(kept) == 8
+def test_a_device_with_a_large_epsilon_may_demand_the_noise_of_others() -> None:
+    # Much more noise than its own epsilon needs, and no more than the others have.
+    median = float(plan_for(devices(8)).noise_multiplier[0])
+    open_ = declaration(device="d7", epsilon=1e6, least_noise_multiplier=median)
+    plan, selected = plan_fleet([*devices(7), open_])
+    assert len(selected) == 8
     assert plan.weights[7] >= plan.weights[0]
 
 
 def test_when_all_demand_it_the_noise_is_raised_for_all() -> None:
-    plan, kept = plan_fleet(devices(4, least_noise_multiplier=1e4))
-    assert len(kept) == 4 and (plan.noise_multiplier >= 1e4).all()
+    plan, selected = plan_fleet(devices(4, least_noise_multiplier=1e4))
+    assert len(selected) == 4 and (plan.noise_multiplier >= 1e4).all()
     assert plan.weights.tolist() == [0.25] * 4
 
 
@@ -215,19 +219,19 @@ def test_when_all_demand_it_the_noise_is_raised_for_all() -> None:
     [
         ({"communication_price": 1e12}, "cost budget 1000 does not pay for one round"),
         ({"cost": 0.0}, "cost budget 0 does not pay for one round"),
-        ({"epsilon": 0.0}, "epsilon 0 is no privacy to spend"),
-        ({"epsilon": 1e-300, "accountant": "zcdp"}, "epsilon 1e-300 is no privacy"),
+        ({"epsilon": 0.0}, "epsilon 0 is below 1e-06"),
+        ({"epsilon": 1e-300, "accountant": "zcdp"}, "epsilon 1e-300 is below 1e-06"),
         ({"dim": 9}, "9 columns"),
     ],
 )
-def test_who_cannot_take_part_is_left_out_by_name(
+def test_a_device_that_cannot_take_part_is_left_out_by_name(
     absurd: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan, kept = plan_fleet([*devices(3), declaration(device="z", **absurd)])
-    assert [told.device for told in kept] == ["d0", "d1", "d2"]
+    plan, selected = plan_fleet([*devices(3), declaration(device="z", **absurd)])
+    assert [d.device for d in selected] == ["d0", "d1", "d2"]
     assert plan.num_devices == 3
-    (told,) = [r.getMessage() for r in caplog.records]
-    assert told.startswith("device z is left out: ") and words in told
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert line.startswith("device z is left out: ") and words in line
 
 
 @pytest.mark.parametrize(
@@ -243,15 +247,15 @@ def test_who_cannot_take_part_is_left_out_by_name(
         {"num_samples": 1},
     ],
 )
-def test_whatever_a_declaration_may_hold_the_others_are_planned_for(
+def test_an_extreme_declaration_does_not_stop_the_plan_for_others(
     extreme: dict[str, Any],
 ) -> None:
-    plan, kept = plan_fleet([*devices(3), declaration(device="z", **extreme)])
-    assert [told.device for told in kept][:3] == ["d0", "d1", "d2"]
+    plan, selected = plan_fleet([*devices(3), declaration(device="z", **extreme)])
+    assert [d.device for d in selected][:3] == ["d0", "d1", "d2"]
     assert (plan.device_rounds[:3] > 0).all()
     plan.check_promise()
 
 
-def test_if_nobody_can_pay_that_is_told() -> None:
+def test_without_any_device_that_can_pay_there_is_no_plan() -> None:
     with pytest.raises(fb.InfeasibleBudgetError, match="none of the 3 devices"):
         plan_fleet(devices(3, cost=1.0))

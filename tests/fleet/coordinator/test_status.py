@@ -1,4 +1,4 @@
-"""The status page: what people and Prometheus read."""
+"""The status over HTTP: JSON and the Prometheus text format."""
 
 import json
 import urllib.error
@@ -34,16 +34,16 @@ STATUS: dict[str, Any] = {
 
 @pytest.fixture
 def server() -> Iterator[StatusServer]:
-    found = StatusServer(lambda: STATUS, port=0)
-    yield found
-    found.close()
+    server = StatusServer(lambda: STATUS, port=0)
+    yield server
+    server.close()
 
 
 def get(server: StatusServer, path: str) -> tuple[str, str]:
-    where = f"http://127.0.0.1:{server.port}{path}"
+    url = f"http://127.0.0.1:{server.port}{path}"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(where, timeout=10) as answer:
-        return answer.headers["Content-Type"], answer.read().decode()
+    with opener.open(url, timeout=10) as response:
+        return response.headers["Content-Type"], response.read().decode()
 
 
 def test_status_is_json(server: StatusServer) -> None:
@@ -59,7 +59,7 @@ def test_metrics_are_in_prometheus_text_format(server: StatusServer) -> None:
     assert "fedbudget_rounds_closed 2" in lines
     assert 'fedbudget_device_epsilon{device="oven"} 1.5' in lines
     assert 'fedbudget_device_dropped_total{device="oven"} 4' in lines
-    # Every sample has a type, and its name follows it.
+    # Every sample has a type of the same name.
     typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     named = {line.split("{")[0].split()[0] for line in lines if line[0] != "#"}
     assert named == typed

@@ -1,4 +1,4 @@
-"""A coordinator that means harm; `hostile_orders.py` sets it on a guard."""
+"""A hostile coordinator; `hostile_orders.py` runs it against a guard."""
 
 import math
 import random
@@ -17,7 +17,7 @@ LEAST_MULTIPLIER, MOST_TAU, MOST_ROUNDS, MOST_RATE, MOST_L2 = 2.0, 8, 40, 10.0, 
 
 
 class Coordinator:
-    """Makes messages: right ones, wrong ones, and ones that are no messages at all."""
+    """Makes messages: valid ones, invalid ones, and random bytes."""
 
     def __init__(self, rng: random.Random, signer: Signer) -> None:
         self._rng, self._signer = rng, signer
@@ -26,18 +26,18 @@ class Coordinator:
         self.sent: list[tuple[str, bytes]] = []
 
     def message(self) -> tuple[str, str, bytes]:
-        """Return the kind of mischief, offer or order, and the bytes."""
+        """Return the kind of attack, "offer" or "order", and the bytes."""
         kinds: dict[str, tuple[float, Callable[[], tuple[str, bytes]]]] = {
-            "right offer": (4, lambda: ("offer", self._sign(self._right_offer()))),
-            "wrong offer": (10, lambda: ("offer", self._sign(self._wrong_offer()))),
-            "right order": (14, lambda: ("order", self._sign(self._order()))),
+            "valid offer": (4, lambda: ("offer", self._sign(self._valid_offer()))),
+            "invalid offer": (10, lambda: ("offer", self._sign(self._invalid_offer()))),
+            "valid order": (14, lambda: ("order", self._sign(self._order()))),
             "any round": (10, lambda: ("order", self._sign(self._any_round()))),
             "bad model": (10, lambda: ("order", self._sign(self._bad_model()))),
-            "wrong field": (8, self._wrong_field),
+            "invalid field": (8, self._invalid_field),
             "replayed": (12, self._replayed),
             "forged": (10, self._forged),
             "damaged": (14, self._damaged),
-            "noise": (8, self._noise),
+            "random bytes": (8, self._random_bytes),
         }
         weights = [weight for weight, _ in kinds.values()]
         (name,) = self._rng.choices(list(kinds), weights)
@@ -50,7 +50,7 @@ class Coordinator:
         body = encode(plain)
         return encode([body, self._signer._key.sign(_PURPOSE + body)])
 
-    def _right_offer(self) -> dict[str, Any]:
+    def _valid_offer(self) -> dict[str, Any]:
         rng = self._rng
         batch = rng.choice([NUM_ROWS, NUM_ROWS, rng.randint(5, NUM_ROWS)])
         offer = {
@@ -78,11 +78,11 @@ class Coordinator:
         del self.offers[:-6]
         return offer
 
-    def _wrong_offer(self) -> dict[str, Any]:
-        rng, offer = self._rng, dict(self._right_offer())
+    def _invalid_offer(self) -> dict[str, Any]:
+        rng, offer = self._rng, dict(self._valid_offer())
         self.offers.pop()
         least = LEAST_MULTIPLIER / offer["batch_size"]
-        wrong: list[tuple[str, Any]] = [
+        changes: list[tuple[str, Any]] = [
             ("noise_std", least * rng.choice([0.0, 1e-9, 0.5, 0.9999, 1e-300])),
             ("noise_std", rng.choice([1e300, 1e-300, 1e12])),
             ("tau", rng.choice([MOST_TAU + 1, 1000, 1 << 20])),
@@ -98,14 +98,14 @@ class Coordinator:
             ("name", rng.choice(["bad run", "", "Good"])),
             ("drift_momentum", rng.choice([-0.1, 1.1, 1e300, math.nan, "0", True])),
         ]
-        name, value = rng.choice(wrong)
+        name, value = rng.choice(changes)
         if rng.random() < 0.3 and self.offers:  # the same run, offered differently
             offer["run"] = rng.choice(self.offers)["run"]
         return offer | {name: value}
 
     def _order(self) -> dict[str, Any]:
         if not self.offers:
-            return self._right_offer()
+            return self._valid_offer()
         offer = self._rng.choice(self.offers)
         number = offer.get("next", 1)
         offer["next"] = min(number + 1, offer["rounds"])
@@ -159,10 +159,10 @@ class Coordinator:
         )
         return order
 
-    def _wrong_field(self) -> tuple[str, bytes]:
-        """Change one field to anything; sign it nevertheless."""
+    def _invalid_field(self) -> tuple[str, bytes]:
+        """Change one field to any value, and sign the result."""
         rng = self._rng
-        plain = dict(rng.choice([self._order, self._right_offer])())
+        plain = dict(rng.choice([self._order, self._valid_offer])())
         plain.pop("next", None)
         anything: list[Any] = [None, True, -1, 0, 2, 1 << 63, 1.5, math.nan, math.inf]
         anything += ["", "x" * 300, b"", bytes(16), [], [[[]]], {}, {"v": 1}, "café\n"]
@@ -177,10 +177,10 @@ class Coordinator:
         return kind, self._sign(plain)
 
     def _replayed(self) -> tuple[str, bytes]:
-        return self._rng.choice(self.sent) if self.sent else self._noise()
+        return self._rng.choice(self.sent) if self.sent else self._random_bytes()
 
     def _forged(self) -> tuple[str, bytes]:
-        """Sign as a stranger, or keep a good signature and change what it is for."""
+        """Sign with an untrusted key, or change the body under a valid signature."""
         topic, data = self._replayed()
         try:
             body, signature = decode(data)
@@ -204,11 +204,11 @@ class Coordinator:
         elif choice < 0.7:
             del changed[rng.randrange(len(changed) + 1) :]
         else:
-            place = rng.randrange(len(changed) + 1)
-            changed[place:place] = rng.randbytes(rng.choice([1, 8, 500]))
+            index = rng.randrange(len(changed) + 1)
+            changed[index:index] = rng.randbytes(rng.choice([1, 8, 500]))
         return topic, bytes(changed)
 
-    def _noise(self) -> tuple[str, bytes]:
+    def _random_bytes(self) -> tuple[str, bytes]:
         size = self._rng.choice([0, 1, 3, 40, 400, 1 << 14])
         return self._rng.choice(["offer", "order"]), self._rng.randbytes(size)
 

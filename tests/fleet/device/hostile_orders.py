@@ -1,19 +1,19 @@
-"""A hostile coordinator against one guard, and the judge of what the guard does.
+"""A campaign of a hostile coordinator against one guard, with checks of the guard.
 
 Half of the messages come from a coordinator that the owner *trusts*, which is the worst
-case; the others are forged, damaged or noise. After each one, a plain model of what the
-guard may do is compared with what it did, on the wire and in its ledger:
+case; the others are forged, damaged or random. After each one, the replies and the
+ledger are compared with a simple model of the permitted behaviour:
 
 - no message makes the guard fail;
-- a charge is made exactly for each round that is answered for the first time (or that
-  grew beyond all bounds after its noise was added), and has the noise of its offer;
+- each round that is answered for the first time (or whose model exceeded the limit
+  after noise was added) is charged exactly once, with the noise of its offer;
 - an offer with too little noise, or outside the policy, is never accepted;
 - a repeated round gives the same bytes, and both budgets hold;
-- no answer is what the steps would give without noise, and noise has the right size;
-- where drift is controlled, steps are shifted by what follows from the messages alone.
+- every answer has noise, with the right standard deviation;
+- with drift correction, the shift follows from the messages only.
 
-Devices are started anew from time to time, in the middle of runs. What is sent follows
-from the seed, but for keys.
+Devices are restarted from time to time, during runs. The seed determines the messages,
+except for keys.
 """
 
 import math
@@ -53,7 +53,7 @@ from tests.fleet.device.hostile_coordinator import (
 )
 
 COMMUNICATION, COMPUTATION, DELTA = 10.0, 1.0, 1e-4
-LIFE = 1500  # messages to one device, before another one takes its place
+LIFE = 1500  # messages to one device, before the next device
 
 POLICY = """
 device = "target"
@@ -81,26 +81,26 @@ host = "localhost"
 
 @dataclass
 class PlainDrift:
-    """Drift control by its definition, from messages alone: a witness of the guard's.
+    """Reference of drift correction by its definition, from messages only.
 
-    It keeps all orders and answers of a run, and the shift that follows from them.
+    It stores all orders and answers of a run, and the shift that follows from them.
     """
 
     offer: RunOffer
-    models: dict[int, Any] = field(default_factory=dict)  # of orders that were answered
+    models: dict[int, Any] = field(default_factory=dict)  # of answered orders
     shift: Any = 0.0
-    last: int = 0  # round that was answered
-    answer: Any = None  # to it
+    last: int = 0  # last answered round
+    answer: Any = None  # to that round
 
     def shift_for(self, order: RoundOrder) -> Any:
-        """Return what the guard must add in every step of this round."""
+        """Return the shift that the guard must add in each step of this round."""
         momentum, number = self.offer.drift_momentum, order.round
         self.models[number] = self._read(order.theta)
         if momentum is None or self.last != number - 1 or self.last == 0:
             return self.shift
         average = self.models[number]
         if momentum > 0:
-            # The server stood still before the first round.
+            # The server has no momentum before the first round.
             before = self.models[1] if self.last == 1 else self.models.get(number - 2)
             if before is None:
                 return self.shift
@@ -108,7 +108,7 @@ class PlainDrift:
         return self.shift + (average - self.answer) / self.offer.tau
 
     def answered(self, order: RoundOrder, theta: bytes) -> None:
-        """Take in a fresh answer."""
+        """Record a new answer."""
         self.shift = self.shift_for(order)
         self.last, self.answer = order.round, self._read(theta)
 
@@ -118,17 +118,17 @@ class PlainDrift:
 
 
 class Campaign:
-    """A guard under attack, and the plain model that it is compared with."""
+    """A guard under attack, and a simple model of its permitted behaviour."""
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
         self._folder, self._rng = folder, rng
         self._signer = Signer.generate()
         self.breaches: list[str] = []
-        self.mischief: Counter[str] = Counter()
+        self.attacks: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
         self.fresh = self.charged = self.restarts = self.lives = 0
-        self.shifted = 0  # answers with drift control whose noise was compared
-        self.squares: list[float] = []  # of noise over what it should be
+        self.shifted = 0  # compared answers with a shift
+        self.squares: list[float] = []  # of noise over its standard deviation
         self._new_life()
 
     def _new_life(self) -> None:
@@ -157,10 +157,10 @@ class Campaign:
         self._spent_cost = self._spent_mu = 0.0
 
     def run(self, orders: int, on_order: Callable[[int], None]) -> None:
-        """Send that many messages."""
+        """Send this many messages."""
         for number in range(1, orders + 1):
             name, topic, data = self._coordinator.message()
-            self.mischief[name] += 1
+            self.attacks[name] += 1
             before = self._ledger()
             try:
                 answer = {
@@ -168,7 +168,7 @@ class Campaign:
                     "order": self._guard.answer_order,
                 }[topic]
                 replies = answer(data)
-            except Exception as error:  # what the campaign is there to find
+            except Exception as error:  # any failure is a breach
                 self._breach(f"{name}: the guard failed: {error!r}")
                 self._restart()
                 continue
@@ -182,7 +182,7 @@ class Campaign:
         self._end_of_life()
 
     def _ledger(self) -> tuple[float, float]:
-        spent = self._guard._accounts.spent
+        spent = self._guard._ledger.spent
         return float(spent.cost[0]), float(spent._released.mu_sq[0])
 
     def _compare(
@@ -196,8 +196,8 @@ class Campaign:
             elif reply.code == "answered" or (
                 reply.code == "bad-model" and "steps" in (reply.reason or "")
             ):
-                more = self._check_answer(reply)
-                cost, mu_squared = cost + more[0], mu_squared + more[1]
+                charge = self._check_answer(reply)
+                cost, mu_squared = cost + charge[0], mu_squared + charge[1]
             elif reply.code not in REFUSALS:
                 self._breach(f"{name}: a reply of code {reply.code}")
         after = self._ledger()
@@ -208,7 +208,7 @@ class Campaign:
     def _check_acceptance(self, data: bytes, reply: Reply) -> None:
         offer = RunOffer.from_bytes(decode(data)[0])
         multiplier = offer.noise_std * offer.batch_size
-        right = (
+        permitted = (
             multiplier >= LEAST_MULTIPLIER
             and offer.tau <= MOST_TAU
             and offer.rounds <= MOST_ROUNDS
@@ -221,15 +221,15 @@ class Campaign:
             and 0 <= (offer.drift_momentum or 0) <= 1
             and self._accepted.get(reply.run, offer) == offer
         )
-        if not right:
+        if not permitted:
             self._breach(f"an offer outside the policy was accepted: {offer}")
         self._accepted[reply.run] = offer
 
     def _check_answer(self, reply: Reply) -> tuple[float, float]:
-        """Return what the round must have cost: nothing, if it was answered before."""
+        """Return the expected cost and mu^2: zero, if it was answered before."""
         key, offer = (reply.run, reply.round), self._accepted.get(reply.run)
         if offer is None:
-            self._breach("a round was answered of a run that was not accepted")
+            self._breach("a round of a run that was not accepted was answered")
             return 0.0, 0.0
         if key in self._paid:
             if self._paid[key] != reply.to_bytes():
@@ -251,18 +251,18 @@ class Campaign:
         """Compare one full-batch step with the same step without noise."""
         order = self._last_order(offer)
         if order is None:
-            self._breach("an answer that no order had asked for")
+            self._breach("an answer without an order")
             return
         drift = self._drifts.setdefault(offer.run, PlainDrift(offer))
         drift.answered(order, answer)
         if np.abs(drift.shift).max() > 1e30:
-            self._breach("a shift beyond all bounds was not refused")
+            self._breach("a shift above the limit was not refused")
         if offer.sampling != "full" or offer.tau != 1:
             return
         theta = theta_from_bytes(order.theta, offer.precision, DIM)
         largest = max(np.abs(theta).max(), np.abs(drift.shift).max())
         if largest > 1e4 or offer.precision == "float32":
-            return  # noise is lost in the rounding of so large a model
+            return  # the rounding of such a large model hides the noise
         bare = local_steps(
             theta,
             self._x.astype(np.float64),
@@ -280,8 +280,8 @@ class Campaign:
         scaled = noise / (offer.learning_rate * offer.noise_std)
         if np.abs(scaled).min() < 1e-7:
             self._breach("an answer has no noise in one of its numbers")
-        if np.abs(scaled).max() > 7:  # once in 400 thousand million normals
-            self._breach("an answer is not where the steps and their shift lead")
+        if np.abs(scaled).max() > 7:  # once in 4e11 normals
+            self._breach("an answer does not follow from its steps and their shift")
         self.squares += list(scaled**2)
 
     def _last_order(self, offer: RunOffer) -> RoundOrder | None:
@@ -307,8 +307,8 @@ class Campaign:
             statement.mu**2, self._spent_mu, abs_tol=1e-12, rel_tol=1e-9
         ):
             self._breach(f"the ledger has mu^2 {statement.mu**2}, not {self._spent_mu}")
-        most = float(GDP.mu_from_epsilon(self.epsilon, DELTA)) ** 2
-        if self._spent_mu > most * (1 + 1e-9) or self._spent_cost > self.cost + 1e-9:
+        limit = float(GDP.mu_from_epsilon(self.epsilon, DELTA)) ** 2
+        if self._spent_mu > limit * (1 + 1e-9) or self._spent_cost > self.cost + 1e-9:
             self._breach("a budget was overdrawn")
 
     def _breach(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A device's data file: as the library reads it, with the standard library alone."""
+"""A device's data file: read as by the library, without pandas or pyarrow."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ LINES = [
 
 
 def policy(file: Path, **changes: Any) -> DataPolicy:
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "file": file,
         "schema": SCHEMA,
         "label": None,
@@ -39,7 +39,7 @@ def policy(file: Path, **changes: Any) -> DataPolicy:
         "classes": 2,
         "lineage": "x",
     }
-    return DataPolicy(**(usual | changes))
+    return DataPolicy(**(defaults | changes))
 
 
 def table(folder: Path, lines: list[str], name: str = "rows.csv") -> Path:
@@ -50,7 +50,7 @@ def table(folder: Path, lines: list[str], name: str = "rows.csv") -> Path:
 
 def test_rows_are_those_of_the_library(tmp_path: Path) -> None:
     lines, path = LINES, table(tmp_path, LINES)
-    found = read_rows(policy(path, label="alarm"))
+    device_rows = read_rows(policy(path, label="alarm"))
     schema = fb.Schema.from_dict(SCHEMA)
     expected = fb.from_table(
         table(tmp_path, [f"d,{lines[0]}", *(f"1,{x}" for x in lines[1:])], "l.csv"),
@@ -60,11 +60,11 @@ def test_rows_are_those_of_the_library(tmp_path: Path) -> None:
     )
     parts = (expected.train, expected.validation, expected.test)
     theirs = np.concatenate([np.asarray(part.x) for part in parts])
-    mine = found.rows.x
+    mine = device_rows.rows.x
     order = [np.lexsort(x.T.round(5)) for x in (mine, theirs)]
     assert mine[order[0]] == pytest.approx(theirs[order[1]], abs=2e-7)
-    assert (found.dim, found.num_classes, len(found)) == (7, 1, 4)
-    assert found.rows.y.tolist() == [1, 0, 1, 0]
+    assert (device_rows.dim, device_rows.num_classes, len(device_rows)) == (7, 1, 4)
+    assert device_rows.rows.y.tolist() == [1, 0, 1, 0]
 
 
 def test_adult_is_read_as_the_package_reads_it(tmp_path: Path) -> None:
@@ -77,14 +77,17 @@ def test_adult_is_read_as_the_package_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "adult.csv.gz"
     path.write_bytes(gzip.compress(b"".join(lines)))
     (tmp_path / "schema.json").write_text(json.dumps(ADULT.to_dict()))
-    found = read_rows(policy(path, schema=tmp_path / "schema.json"))
+    device_rows = read_rows(policy(path, schema=tmp_path / "schema.json"))
     names = lines[0].decode().strip().split(",")
     cells = [line.decode().strip().split(",") for line in lines[1:]]
     columns = dict(zip(names, zip(*cells, strict=True), strict=True))
     expected = np.asarray(ADULT.encode(columns, dense=True))
-    assert found.rows.x.dtype == np.float32 and found.rows.x.shape == (1500, 102)
-    assert found.rows.x == pytest.approx(expected, abs=2e-7)
-    assert found.rows.y.tolist() == ADULT.encode_label(columns["income"]).tolist()
+    assert device_rows.rows.x.dtype == np.float32 and device_rows.rows.x.shape == (
+        1500,
+        102,
+    )
+    assert device_rows.rows.x == pytest.approx(expected, abs=2e-7)
+    assert device_rows.rows.y.tolist() == ADULT.encode_label(columns["income"]).tolist()
 
 
 def test_a_line_without_an_end_is_not_a_row_yet(tmp_path: Path) -> None:
@@ -121,19 +124,19 @@ MISTAKES = {
     "a class not listed": ([LINES[0], "1,a,true,perhaps,"], {}, "label 'alarm' holds"),
     "a missing column": (["heat,site,alarm", "1,a,yes"], {}, "column 'on' is not in"),
     "another label": (LINES, {"label": "fire"}, "label 'fire' is not the schema's"),
-    "regression on classes": (LINES, {"loss": "huber"}, "does not go with labels"),
+    "regression on classes": (LINES, {"loss": "huber"}, "does not support labels"),
 }
 
 
 @pytest.mark.parametrize("lines, changes, message", MISTAKES.values(), ids=MISTAKES)
-def test_a_wrong_file_is_refused(
+def test_an_invalid_file_is_refused(
     tmp_path: Path, lines: list[str], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
         read_rows(policy(table(tmp_path, lines), **changes))
 
 
-def test_a_mistake_far_down_says_where_it_is(tmp_path: Path) -> None:
+def test_an_error_names_its_lines(tmp_path: Path) -> None:
     lines = [LINES[0], *[LINES[1]] * 1200, "1,a,maybe,yes,"]
     with pytest.raises(DataError, match=r"lines 1002 to 1202: .* in row 200 "):
         read_rows(policy(table(tmp_path, lines)))
@@ -162,22 +165,22 @@ def npz(folder: Path, x: Any, y: Any) -> DataPolicy:
 def test_arrays_are_checked(tmp_path: Path) -> None:
     x, y = np.eye(3, dtype=np.float32), np.array([0, 1, 1])
     assert len(read_rows(npz(tmp_path, x, y))) == 3
-    for wrong_x, wrong_y, message in (
+    for invalid_x, invalid_y, message in (
         (x * 2, y, "norm 2"),
-        (x, y[:2], "one label for each row"),
+        (x, y[:2], "one label per row"),
         (x, y + 1, "whole numbers from 0 to 1"),
         (x, y * 0.5, "whole numbers from 0 to 1"),
         (x * np.nan, y, "norm nan"),
     ):
         with pytest.raises(DataError, match=message):
-            read_rows(npz(tmp_path, wrong_x, wrong_y))
+            read_rows(npz(tmp_path, invalid_x, invalid_y))
     np.savez(tmp_path / "rows.npz", x=x)
     with pytest.raises(DataError, match="with x and y"):
         read_rows(policy(tmp_path / "rows.npz", schema=None))
     with (tmp_path / "rows.npz").open("wb") as file:
-        np.save(file, x)  # one array, under the wrong name
+        np.save(file, x)  # one array without a name
     with pytest.raises(DataError, match="with x and y"):
         read_rows(policy(tmp_path / "rows.npz", schema=None))
-    np.savez(tmp_path / "rows.npz", x=np.array([print]), y=y)  # pickled: never opened
+    np.savez(tmp_path / "rows.npz", x=np.array([print]), y=y)  # pickled: never loaded
     with pytest.raises(DataError, match="with x and y"):
         read_rows(policy(tmp_path / "rows.npz", schema=None))

@@ -1,4 +1,4 @@
-"""Drift control on a real device: what it keeps, loses, and computes from messages."""
+"""Drift correction on a real device: its state, lost state, and message-only input."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ import pytest
 import fedbudget as fb
 from fedbudget.algorithm import Batch, local_steps, next_shift, weighted_mean
 from fedbudget.checks import Array
-from fedbudget.fleet.coordinator.rounds import farthest, next_reach
+from fedbudget.fleet.coordinator.rounds import max_distance, next_shift_limit
 from fedbudget.fleet.device import exact_steps as steps, guard as guard_module
-from fedbudget.fleet.device.drift import Answered, Course, steer
+from fedbudget.fleet.device.drift import DriftState, LastAnswer, next_state
 from fedbudget.fleet.wire.messages import RunOffer, theta_from_bytes
 from tests.contract_devices import DATA, DIM, plan_for
 from tests.fleet.devices import SIGNER, Site, new_site
@@ -27,80 +27,80 @@ TAU = 5
 def rounds_of_a_server(momentum: float, rounds: int = 6) -> list[tuple[Array, ...]]:
     """Return the order's model, this device's answer and the average of each round."""
     rng = np.random.default_rng(4)
-    found: list[tuple[Array, ...]] = []
+    rows: list[tuple[Array, ...]] = []
     velocity: Array = np.zeros(3)
     model: Array = rng.normal(size=3)
     for _ in range(rounds):
         answer, average = model + rng.normal(size=(2, 3))
-        found.append((model, answer, average))
+        rows.append((model, answer, average))
         velocity = momentum * velocity + average - model
         model = model + velocity
-    return found
+    return rows
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
 def test_the_average_follows_from_the_orders(momentum: float) -> None:
     last, shift = None, np.asarray([0.0] * 3)
     for number, (model, answer, average) in enumerate(rounds_of_a_server(momentum), 1):
-        course = steer(last, model, round=number, tau=TAU, momentum=momentum)
-        assert course.shift == pytest.approx(shift, abs=1e-12)
+        state = next_state(last, model, round=number, tau=TAU, momentum=momentum)
+        assert state.shift == pytest.approx(shift, abs=1e-12)
         shift = next_shift(shift, answer, average, tau=TAU)
-        last = Answered(course, answer)
+        last = LastAnswer(state, answer)
 
 
 @pytest.mark.parametrize("momentum, blind", [(0.0, 1), (0.7, 2)])
-def test_who_missed_a_round_keeps_its_shift_until_it_knows_an_average(
+def test_a_device_that_missed_a_round_keeps_its_shift_until_an_average_is_available(
     momentum: float, blind: int
 ) -> None:
     last, shifts = None, {}
-    told = rounds_of_a_server(momentum)
+    server_rounds = rounds_of_a_server(momentum)
     for number in (1, 2, 4, 5, 6):  # the third is missed
-        model, answer, _ = told[number - 1]
-        course = steer(last, model, round=number, tau=TAU, momentum=momentum)
-        shifts[number], last = course.shift, Answered(course, answer)
-    kept = [n for n in (4, 5, 6) if (shifts[n] == shifts[2]).all()]
-    assert kept == [4, 5, 6][:blind] and shifts[2].any()
+        model, answer, _ = server_rounds[number - 1]
+        state = next_state(last, model, round=number, tau=TAU, momentum=momentum)
+        shifts[number], last = state.shift, LastAnswer(state, answer)
+    unchanged = [n for n in (4, 5, 6) if (shifts[n] == shifts[2]).all()]
+    assert unchanged == [4, 5, 6][:blind] and shifts[2].any()
     first = 4 + blind
-    _, answer, average = told[first - 2]
+    _, answer, average = server_rounds[first - 2]
     expected = next_shift(shifts[2], answer, average, tau=TAU)
     assert shifts[first] == pytest.approx(expected, abs=1e-12)
 
 
-def test_who_joins_late_begins_with_zero() -> None:
-    assert not steer(None, np.ones(3), round=7, tau=TAU, momentum=0.5).shift.any()
+def test_a_device_that_joins_late_starts_with_zero() -> None:
+    assert not next_state(None, np.ones(3), round=7, tau=TAU, momentum=0.5).shift.any()
 
 
-def test_a_course_survives_its_bytes_and_nothing_else_is_one() -> None:
+def test_a_state_is_read_back_and_invalid_bytes_are_not() -> None:
     arrays = {"shift": np.ones(3), "start": np.arange(3.0)}
     for velocity in (None, np.full(3, -0.5)):
-        course = Course(round=4, velocity=velocity, **arrays)
-        data = course.to_bytes()
-        again = Course.from_bytes(data, round=4, num_params=3)
+        state = DriftState(round=4, velocity=velocity, **arrays)
+        data = state.to_bytes()
+        again = DriftState.from_bytes(data, round=4, num_params=3)
         assert again is not None and again.to_bytes() == data
         assert (again.velocity is None) == (velocity is None)
-        for wrong in (b"", data[:-1], data + bytes(8), data * 2):
-            assert Course.from_bytes(wrong, round=4, num_params=3) is None
+        for invalid in (b"", data[:-1], data + bytes(8), data * 2):
+            assert DriftState.from_bytes(invalid, round=4, num_params=3) is None
     broken = np.array([0.0, np.nan, 0, 0, 0, 0]).tobytes()
-    assert Course.from_bytes(broken, round=4, num_params=3) is None
+    assert DriftState.from_bytes(broken, round=4, num_params=3) is None
 
 
 class Watched:
-    """A device whose shifts are seen, and the orders it is sent."""
+    """A device that records its shifts."""
 
     def __init__(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         self.site = site
         self.shifts: list[Array] = []
         real = steps.noisy_steps
 
-        def watch(*given: Any, **named: Any) -> Any:
-            self.shifts.append(named["shift"])
-            return real(*given, **named)
+        def watch(*args: Any, **kwargs: Any) -> Any:
+            self.shifts.append(kwargs["shift"])
+            return real(*args, **kwargs)
 
         monkeypatch.setattr(guard_module, "noisy_steps", watch)
 
     def order(self, number: int, model: Any = 0.0) -> Any:
-        sent = np.full(4, model).tobytes()
-        return self.site.order(round=number, theta=sent)
+        theta = np.full(4, model).tobytes()
+        return self.site.order(round=number, theta=theta)
 
     def change(self, statement: str) -> None:
         """Change the ledger's file, and start the device again."""
@@ -130,7 +130,7 @@ def test_the_shift_is_that_of_the_answer_as_it_was_sent(
         assert device.shifts[-1] == pytest.approx(expected, abs=1e-12)
         if restart:
             device.site.restart()
-        # Sent again byte for byte, and nothing is computed for it.
+        # Sent again unchanged, without a computation.
         assert device.order(number, 9.0).to_bytes() == first.to_bytes()
         assert len(device.shifts) == number
         sent = theta_from_bytes(first.theta, "float64", 4)
@@ -153,7 +153,7 @@ def test_the_answer_is_read_in_the_precision_that_it_was_sent_in(
     assert device.shifts[-1].tolist() == ((start - sent) / TAU).tolist()
 
 
-def test_without_drift_control_nothing_is_shifted_or_kept(device: Watched) -> None:
+def test_without_drift_correction_nothing_is_shifted_or_stored(device: Watched) -> None:
     run = bytes(16)
     device.site.offer(run=run)
     for number in (1, 2, 3):
@@ -173,7 +173,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("statement", LOST.values(), ids=LOST)
-def test_a_lost_course_is_begun_anew(device: Watched, statement: str) -> None:
+def test_a_lost_state_starts_again_from_zero(device: Watched, statement: str) -> None:
     for number in (1, 2):
         device.order(number, number)
     assert device.shifts[-1].any()
@@ -184,7 +184,7 @@ def test_a_lost_course_is_begun_anew(device: Watched, statement: str) -> None:
     assert device.shifts[-1].any()
 
 
-def test_a_crash_after_the_charge_leaves_the_last_course(
+def test_a_crash_after_the_charge_leaves_the_last_state(
     device: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device.order(1), device.order(2, 1.0)
@@ -202,7 +202,7 @@ def test_a_crash_after_the_charge_leaves_the_last_course(
     assert device.shifts[-1].tolist() == device.shifts[-2].tolist()
 
 
-def test_a_model_that_would_shift_beyond_all_bounds_is_refused_for_free(
+def test_a_model_that_would_shift_beyond_all_bounds_is_refused_without_charge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = new_site(tmp_path)
@@ -218,14 +218,14 @@ def test_a_model_that_would_shift_beyond_all_bounds_is_refused_for_free(
     site.guard.close()
 
 
-def test_the_last_round_keeps_no_course(device: Watched) -> None:
+def test_the_last_round_stores_no_state(device: Watched) -> None:
     for number in (1, 8):  # of eight
         device.order(number)
-        kept = device.site.last_answer(RUN)
-        assert (kept is None) == (number == 8)
+        stored = device.site.last_answer(RUN)
+        assert (stored is None) == (number == 8)
 
 
-def test_the_charge_and_the_noise_are_those_without_it(tmp_path: Path) -> None:
+def test_drift_correction_changes_neither_charge_nor_noise(tmp_path: Path) -> None:
     spent = []
     for momentum in (None, 0.5):
         site = new_site(tmp_path / str(momentum))
@@ -238,21 +238,21 @@ def test_the_charge_and_the_noise_are_those_without_it(tmp_path: Path) -> None:
     assert spent[0] == spent[1]
 
 
-def test_an_offer_without_it_has_the_bytes_that_it_always_had() -> None:
-    plain, told = offer().to_bytes(), offer(drift_momentum=0.5).to_bytes()
-    assert b"drift" not in plain and b"drift_momentum" in told
+def test_an_offer_without_drift_correction_has_the_same_bytes_as_before() -> None:
+    plain, corrected = offer().to_bytes(), offer(drift_momentum=0.5).to_bytes()
+    assert b"drift" not in plain and b"drift_momentum" in corrected
     assert RunOffer.from_bytes(plain).drift_momentum is None
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.3])
 def test_honest_devices_stay_within_reach(l2: float) -> None:
-    """Of drift control and noise; and the limit is not idle."""
+    """The reach covers drift correction and noise, and is not too loose."""
     noise = np.array([0.05, 0.5, 0.1, 2.0])
-    plan = replace(plan_for(DATA, noise_std=noise, drift_control=True), l2=l2)
+    plan = replace(plan_for(DATA, noise_std=noise, drift_correction=True), l2=l2)
     rng = np.random.default_rng(1)
     model: Array = np.zeros(DIM)
     shifts, reach = np.zeros((4, DIM)), np.zeros(4)
-    most: list[Array] = []
+    ratios: list[Array] = []
     share: list[Array] = []
     for _ in range(40):
         models = [
@@ -269,15 +269,15 @@ def test_honest_devices_stay_within_reach(l2: float) -> None:
             )
             for m in range(4)
         ]
-        own = np.array([farthest(plan, m, model) for m in range(4)])
+        own = np.array([max_distance(plan, m, model) for m in range(4)])
         share.append(np.linalg.norm(np.array(models) - model, axis=1) / (own + reach))
         average = np.asarray(weighted_mean(models, plan.weights), np.float64)
         for m in range(4):
             shifts[m] = next_shift(shifts[m], models[m], average, tau=plan.tau)
-        reach = np.maximum(reach, next_reach(plan, model, average, reach))
-        led = plan.tau * np.linalg.norm(shifts, axis=1)
-        assert (led <= reach).all()
-        most.append(reach / own)
+        reach = np.maximum(reach, next_shift_limit(plan, model, average, reach))
+        total_shift = plan.tau * np.linalg.norm(shifts, axis=1)
+        assert (total_shift <= reach).all()
+        ratios.append(reach / own)
         model = average
     assert np.max(share) <= 1 and np.max(share) > 0.15
-    assert np.max(most) < 12  # rounds do not add up
+    assert np.max(ratios) < 12  # rounds do not add up

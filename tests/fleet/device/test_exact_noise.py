@@ -1,4 +1,4 @@
-"""The noise: exact, from the operating system, and enough for the charge."""
+"""Exact noise: distribution, source, and scale."""
 
 import ast
 import math
@@ -28,25 +28,25 @@ from fedbudget.losses import Loss, loss_named
 LOSSES = ["logistic", "hinge", "huber", "softmax"]
 
 
-def rounded_pmf(scale: float, most: int) -> list[float]:
-    """P(round(scale N) = k) for k = -most .. most, and both tails."""
+def rounded_pmf(scale: float, largest: int) -> list[float]:
+    """P(round(scale N) = k) for k = -largest .. largest, and both tails."""
 
     def below(value: float) -> float:
         return 0.5 * math.erfc(-value / scale / math.sqrt(2))
 
-    inner = [below(k + 0.5) - below(k - 0.5) for k in range(-most, most + 1)]
-    return [below(-most - 0.5), *inner, 1 - below(most + 0.5)]
+    inner = [below(k + 0.5) - below(k - 0.5) for k in range(-largest, largest + 1)]
+    return [below(-largest - 0.5), *inner, 1 - below(largest + 0.5)]
 
 
 @pytest.mark.parametrize("bits, scale_bits", [(62, 0), (62, 3), (1, 0), (2, 1), (4, 3)])
 def test_draws_follow_the_exact_distribution(bits: int, scale_bits: int) -> None:
-    # With words of 1 or 2 bits nearly every comparison is a tie, and goes on.
+    # With words of 1 or 2 bits nearly every comparison is a tie and needs further bits.
     count, scale = 60_000 if bits > 2 else 10_000, 2**scale_bits
-    most = 3 * scale
+    largest = 3 * scale
     drawn = ExactNormals(bits=bits).draw(count, scale_bits=scale_bits)
-    seen = np.bincount(np.clip(drawn, -most - 1, most + 1) + most + 1)
-    expected = count * np.array(rounded_pmf(scale, most))
-    chi_squared = float(np.sum((seen - expected) ** 2 / expected))
+    counts = np.bincount(np.clip(drawn, -largest - 1, largest + 1) + largest + 1)
+    expected = count * np.array(rounded_pmf(scale, largest))
+    chi_squared = float(np.sum((counts - expected) ** 2 / expected))
     freedom = len(expected) - 1
     # Wilson and Hilferty: above this once in a million times.
     bound = freedom * (1 - 2 / (9 * freedom) + 4.75 * math.sqrt(2 / (9 * freedom))) ** 3
@@ -73,10 +73,10 @@ def test_no_two_draws_are_the_same() -> None:
 
 
 def test_the_system_is_the_only_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requests = []
 
     def urandom(count: int) -> bytes:
-        asked.append(count)
+        requests.append(count)
         raise RuntimeError("no entropy")
 
     monkeypatch.setattr("os.urandom", urandom)
@@ -84,7 +84,7 @@ def test_the_system_is_the_only_source(monkeypatch: pytest.MonkeyPatch) -> None:
         ExactNormals().draw(1, scale_bits=30)
     with pytest.raises(RuntimeError, match="no entropy"):
         system_words(3)
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
 @pytest.mark.parametrize("module", [noise_module, steps_module])
@@ -127,14 +127,14 @@ def a_loss(name: str) -> Loss:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_sums_of_gradients_are_right(name: str) -> None:
+def test_sums_of_gradients_are_correct(name: str) -> None:
     loss = a_loss(name)
     rows = some_rows(loss)
     theta = np.random.default_rng(1).normal(size=loss.num_params(6))
     unit = 2.0 ** -(ROW_BITS + slope_bits(len(rows), loss.lipschitz))
-    found = gradient_sum(loss, theta, rows) * unit / len(rows)
+    mean = gradient_sum(loss, theta, rows) * unit / len(rows)
     expected = loss.gradient(theta, rows.x.astype(np.float64), rows.y)
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert mean == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -147,19 +147,19 @@ def test_replacing_a_row_moves_the_sum_by_at_most_2g(name: str, size: float) -> 
     for _ in range(20):
         theta = rng.normal(size=loss.num_params(6)) * size
         x, y = rows.x.copy(), rows.y.copy()
-        place, direction = rng.integers(len(y)), rng.normal(size=6)
+        index, direction = rng.integers(len(y)), rng.normal(size=6)
         pair = ExactRows.rounded(
             np.stack([direction, -direction]) / np.linalg.norm(direction) * (1 - 1e-9),
-            np.array([y[place], y[place]]),
+            np.array([y[index], y[index]]),
         )
         sums = []
         for row in range(2):
-            x[place] = pair.x[row]
-            y[place] = (y[place] + 1) % 2 if loss.name != "huber" else -y[place]
+            x[index] = pair.x[row]
+            y[index] = (y[index] + 1) % 2 if loss.name != "huber" else -y[index]
             sums.append(gradient_sum(loss, theta, ExactRows(x=x.copy(), y=y.copy())))
         moved = [int(v) for v in sums[0] - sums[1]]
-        most = 2 * loss.lipschitz * 2.0 ** (ROW_BITS + bits)
-        assert sum(v * v for v in moved) <= int(most * most)
+        bound = 2 * loss.lipschitz * 2.0 ** (ROW_BITS + bits)
+        assert sum(v * v for v in moved) <= int(bound * bound)
 
 
 def test_the_order_of_rows_does_not_matter() -> None:
@@ -169,7 +169,7 @@ def test_the_order_of_rows_does_not_matter() -> None:
     # Scores are computed row by row; the order changes nothing in whole numbers.
     mixed = np.random.default_rng(5).permutation(len(rows))
     one = gradient_sum(loss, theta, rows)
-    other = gradient_sum(loss, theta, rows, chosen=mixed)
+    other = gradient_sum(loss, theta, rows, batch=mixed)
     assert np.abs(one - other).max() <= 2**ROW_BITS * 4  # a score's last bit, at most
 
 
@@ -204,7 +204,7 @@ def test_rounding_to_the_grid_moves_less_than_the_grid_allows_for() -> None:
 
 
 @pytest.mark.parametrize("noise_std", [0.0, -1.0, 1e-12, 1e300, math.nan])
-def test_noise_that_cannot_be_made_is_refused(noise_std: float) -> None:
+def test_noise_that_cannot_be_drawn_exactly_is_refused(noise_std: float) -> None:
     with pytest.raises(InvalidInputError, match="noise_std"):
         NoiseGrid.of(noise_std=noise_std, batch_size=9, lipschitz=1.0, num_params=4)
 
@@ -216,7 +216,7 @@ def test_steps_are_those_of_the_reference(batch_size: int) -> None:
     loss = loss_named("logistic", l2=0.01)
     rows = some_rows(loss)
     settings: dict[str, Any] = {"loss": loss, "tau": 4, "learning_rate": 0.5}
-    found = noisy_steps(
+    theta = noisy_steps(
         np.ones(6), rows, noise_std=1e-7, batch_size=batch_size, **settings
     )
     expected = local_steps(
@@ -229,10 +229,10 @@ def test_steps_are_those_of_the_reference(batch_size: int) -> None:
         **settings,
     )
     tolerance = 1e-5 if batch_size == 700 else 0.3  # other rows take part in a batch
-    assert found == pytest.approx(expected, abs=tolerance)
+    assert theta == pytest.approx(expected, abs=tolerance)
 
 
-def test_steps_have_the_noise_they_were_asked_for() -> None:
+def test_steps_have_the_requested_noise() -> None:
     loss = loss_named("logistic")
     rows = some_rows(loss)
     settings: dict[str, Any] = {
@@ -245,9 +245,9 @@ def test_steps_have_the_noise_they_were_asked_for() -> None:
     assert quiet is not None
     draws = []
     for _ in range(100):
-        found = noisy_steps(np.zeros(6), rows, noise_std=0.3, **settings)
-        assert found is not None
-        draws.append(found - quiet)
+        theta = noisy_steps(np.zeros(6), rows, noise_std=0.3, **settings)
+        assert theta is not None
+        draws.append(theta - quiet)
     # 600 normals: their mean square is outside of this once in a million times.
     assert 0.75 < np.mean(np.square(draws)) / 0.6**2 < 1.3
 

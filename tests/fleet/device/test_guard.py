@@ -1,4 +1,4 @@
-"""The guard: what it answers, what it refuses, and what it charges for either."""
+"""The guard: its answers, refusals and charges."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from fedbudget.errors import LedgerError
 from fedbudget.fleet.device import guard as guard_module
 from fedbudget.fleet.device.exact_steps import noisy_steps
-from fedbudget.fleet.device.ledger_file import Accounts
+from fedbudget.fleet.device.ledger_file import LedgerFile
 from fedbudget.fleet.device.policy import read_policy
 from fedbudget.fleet.device.statement import read_statement
 from fedbudget.fleet.wire.codec import encode
@@ -70,14 +70,14 @@ def test_an_answered_round_is_sent_again_and_costs_nothing(joined: Site) -> None
     assert joined.spent == spent
 
 
-def test_rounds_may_be_skipped_but_not_taken_back(joined: Site) -> None:
+def test_rounds_may_be_skipped_but_not_repeated(joined: Site) -> None:
     assert joined.order(round=4).code == "answered"
     spent = joined.spent
     for number in (1, 2, 3, 9):
         assert joined.order(round=number).code == "wrong-round"
     assert joined.spent == spent
     assert joined.order(round=5).code == "answered"
-    assert joined.order(round=4).code == "wrong-round"  # only the last one is kept
+    assert joined.order(round=4).code == "wrong-round"  # only the last one is stored
 
 
 def test_a_charge_without_an_answer_stays_and_is_not_computed_again(
@@ -102,7 +102,7 @@ def crash(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     "epsilon, cost, code", [(4.0, 250.0, "cost-budget"), (2.0, 1e6, "privacy-budget")]
 )
-def test_what_would_overdraw_is_refused_without_a_number(
+def test_a_refusal_of_an_overdraft_has_no_number(
     tmp_path: Path, epsilon: float, cost: float, code: str
 ) -> None:
     site = new_site(tmp_path, epsilon=epsilon, cost=cost)
@@ -121,12 +121,12 @@ def test_what_would_overdraw_is_refused_without_a_number(
     site.guard.close()
 
 
-WRONG_OFFERS: dict[str, dict[str, Any]] = {
+INVALID_OFFERS: dict[str, dict[str, Any]] = {
     "another device": {"device": "sensor-2"},
     "another run's name": {"name": "adverts"},
     "too little noise": {"noise_std": 0.04},
     "no noise": {"noise_std": 0.0},
-    "noise that cannot be made": {"noise_std": 1e300},
+    "noise that cannot be drawn": {"noise_std": 1e300},
     "too many steps": {"tau": 51},
     "too many rounds": {"rounds": 101},
     "too large steps": {"learning_rate": 21.0},
@@ -140,7 +140,7 @@ WRONG_OFFERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changes", WRONG_OFFERS.values(), ids=WRONG_OFFERS)
+@pytest.mark.parametrize("changes", INVALID_OFFERS.values(), ids=INVALID_OFFERS)
 def test_an_offer_outside_the_policy_is_refused(
     site: Site, changes: dict[str, Any]
 ) -> None:
@@ -150,7 +150,7 @@ def test_an_offer_outside_the_policy_is_refused(
     assert site.spent == (0.0, 0.0)
 
 
-def test_an_offer_may_come_again_but_not_changed(joined: Site) -> None:
+def test_an_offer_may_be_repeated_but_not_changed(joined: Site) -> None:
     assert joined.offer().code == "accepted"
     assert joined.offer(rounds=9).code == "policy"
     joined.restart()
@@ -158,7 +158,7 @@ def test_an_offer_may_come_again_but_not_changed(joined: Site) -> None:
     assert joined.order().code == "answered"
 
 
-def test_an_order_that_comes_before_its_offer_is_answered_then(site: Site) -> None:
+def test_an_order_before_its_offer_is_answered_with_the_offer(site: Site) -> None:
     assert site.guard.answer_order(SIGNER.sign(order())) == []
     replies = site.guard.answer_offer(SIGNER.sign(offer()))
     assert [reply.code for reply in replies] == ["accepted", "answered"]
@@ -171,7 +171,7 @@ def test_a_strangers_orders_get_no_answer(joined: Site) -> None:
     assert joined.spent == (0.0, 0.0)
 
 
-def test_a_run_that_the_owner_has_struck_off_the_list_ends(joined: Site) -> None:
+def test_a_run_that_the_owner_removes_from_the_policy_ends(joined: Site) -> None:
     assert joined.order(round=1).code == "answered"
     path, spent = joined.folder / "policy.toml", joined.spent
     path.write_text(path.read_text().replace("alarms*", "other*"))
@@ -204,7 +204,7 @@ BAD_MODELS = {
 
 
 @pytest.mark.parametrize("model", BAD_MODELS.values(), ids=BAD_MODELS)
-def test_a_model_that_is_none_is_refused(joined: Site, model: bytes) -> None:
+def test_an_invalid_model_is_refused(joined: Site, model: bytes) -> None:
     assert joined.order(theta=model).code == "bad-model"
     assert joined.spent == (0.0, 0.0)
 
@@ -225,8 +225,8 @@ def test_truncated_and_damaged_orders_are_ignored(joined: Site) -> None:
     for cut in range(0, len(good), 7):
         assert joined.guard.answer_order(good[:cut]) == []
     body = order().to_bytes()
-    for wrong in (b"", b"\x00", encode([body, bytes(64)]), encode({"v": 1}), body):
-        assert joined.guard.answer_order(wrong) == []
+    for invalid in (b"", b"\x00", encode([body, bytes(64)]), encode({"v": 1}), body):
+        assert joined.guard.answer_order(invalid) == []
     assert joined.spent == (0.0, 0.0)
 
 
@@ -240,7 +240,7 @@ def test_another_version_is_ignored(joined: Site, monkeypatch: Any) -> None:
     assert joined.spent == (0.0, 0.0)
 
 
-def test_an_offer_is_no_order(joined: Site) -> None:
+def test_an_offer_is_not_an_order(joined: Site) -> None:
     assert joined.guard.answer_order(SIGNER.sign(offer())) == []
     assert joined.guard.answer_offer(SIGNER.sign(order())) == []
 
@@ -272,11 +272,11 @@ def test_new_rows_wait_for_the_next_run(
 ) -> None:
     used: list[int] = []  # rows of each round
 
-    def noted(theta: Any, rows: Any, **how: Any) -> Any:
+    def record(theta: Any, rows: Any, **options: Any) -> Any:
         used.append(len(rows))
-        return noisy_steps(theta, rows, **how)
+        return noisy_steps(theta, rows, **options)
 
-    monkeypatch.setattr("fedbudget.fleet.device.guard.noisy_steps", noted)
+    monkeypatch.setattr("fedbudget.fleet.device.guard.noisy_steps", record)
     joined.order()
     grow(joined, 130)
     assert joined.guard.refresh()
@@ -296,7 +296,7 @@ def test_an_offer_for_new_rows_has_them_read(joined: Site) -> None:
     assert joined.offer(**changes).code == "accepted"
 
 
-def test_a_data_file_that_breaks_is_trouble_and_no_charge(joined: Site) -> None:
+def test_a_damaged_data_file_is_reported_without_a_charge(joined: Site) -> None:
     (joined.folder / "rows.npz").write_bytes(b"half a file")
     changes = {"run": OTHER_RUN, "num_samples": 120, "batch_size": 120}
     reply = joined.offer(**changes)
@@ -305,14 +305,14 @@ def test_a_data_file_that_breaks_is_trouble_and_no_charge(joined: Site) -> None:
     assert joined.spent[1] == 105.0
 
 
-def test_a_run_whose_rows_are_gone_ends(joined: Site) -> None:
+def test_a_run_whose_rows_have_changed_ends(joined: Site) -> None:
     joined.order()
     x, y = rows()
     np.savez(joined.folder / "rows.npz", x=x, y=1 - y)
     joined.restart()
     spent = joined.spent
     assert joined.order(round=2).code == "data-changed"
-    assert joined.spent == spent  # and it has not been forgotten either
+    assert joined.spent == spent  # neither charged nor forgotten
     assert joined.offer(run=OTHER_RUN).code == "accepted"
 
 
@@ -332,7 +332,7 @@ def test_the_declaration_is_what_the_policy_makes_public(site: Site) -> None:
     assert (declared.num_samples, declared.dim, declared.num_classes) == (100, 4, 1)
     assert (declared.epsilon, declared.cost) == (4.0, 1000.0)
     site.offer(), site.order()
-    assert site.guard.declaration == declared  # nothing about what is left
+    assert site.guard.declaration == declared  # nothing about the remaining budget
 
 
 def test_clocks_do_not_matter(joined: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +347,7 @@ def test_clocks_do_not_matter(joined: Site, monkeypatch: pytest.MonkeyPatch) -> 
     assert joined.spent[1] == 4 * 105
 
 
-def test_a_reply_never_tells_what_is_left(joined: Site) -> None:
+def test_a_reply_has_no_field_for_the_remaining_budget(joined: Site) -> None:
     assert set(Reply.checks) == {"device", "run", "round", "code", "theta", "reason"}
 
 
@@ -379,8 +379,8 @@ def test_rows_that_the_ledger_could_not_note_are_not_used(
     def full(*_: object, **__: object) -> None:
         raise LedgerError("the disk is full")
 
-    with monkeypatch.context() as trouble:
-        trouble.setattr(Accounts, "note_data", full)
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerFile, "note_data", full)
         with pytest.raises(LedgerError):
             site.guard.refresh()
     assert site.guard.declaration.num_samples == 100

@@ -11,7 +11,6 @@ from fedbudget.fleet.device import (
     drift,
     exact_steps as steps,
     guard as guard_module,
-    guard as terms,
 )
 from tests.fleet.device.hostile_orders import Campaign
 
@@ -26,7 +25,7 @@ def test_no_order_is_charged_wrongly_or_crashes_the_guard(tmp_path: Path) -> Non
     campaign = attacked(tmp_path, 2000)
     assert campaign.breaches == []
     assert campaign.fresh > 10 and campaign.charged >= campaign.fresh
-    assert len(campaign.mischief) == 10
+    assert len(campaign.attacks) == 10
     assert {"accepted", "answered", "policy", "bad-model"} <= set(campaign.answers)
 
 
@@ -50,11 +49,11 @@ def test_the_campaign_finds_a_guard_that_checks_nothing(
     assert any("outside the policy" in breach for breach in campaign.breaches)
 
 
-def test_the_campaign_finds_a_wrong_charge(
+def test_the_campaign_finds_an_incorrect_charge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = terms.noise_multiplier
-    monkeypatch.setattr(terms, "noise_multiplier", lambda offer: 2 * half(offer))
+    real = guard_module.noise_multiplier
+    monkeypatch.setattr(guard_module, "noise_multiplier", lambda offer: 2 * real(offer))
     campaign = attacked(tmp_path, 300)
     assert any("became" in breach for breach in campaign.breaches)
 
@@ -62,12 +61,12 @@ def test_the_campaign_finds_a_wrong_charge(
 def test_the_campaign_finds_a_shift_that_does_not_follow_from_the_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = drift.steer
+    real = drift.next_state
 
-    def secret(*given: Any, **named: Any) -> drift.Course:
-        course = real(*given, **named)
-        return replace(course, shift=course.shift + 100.0)
+    def secret(*args: Any, **kwargs: Any) -> drift.DriftState:
+        state = real(*args, **kwargs)
+        return replace(state, shift=state.shift + 100.0)
 
-    monkeypatch.setattr(guard_module, "steer", secret)
+    monkeypatch.setattr(guard_module, "next_state", secret)
     campaign = attacked(tmp_path, 1000)
-    assert any("their shift lead" in breach for breach in campaign.breaches)
+    assert any("steps and their shift" in breach for breach in campaign.breaches)

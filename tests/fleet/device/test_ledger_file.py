@@ -1,4 +1,4 @@
-"""Accounts on disk: append-only, tampering shows, never over the budget, full disks."""
+"""The ledger on disk: append-only, tamper-evident, within budget, on full disks."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from fedbudget.errors import LedgerError
 from fedbudget.fleet.device import statement as statement_module
 from fedbudget.fleet.device.hash_chain import Anchor, Entry, anchor_path, open_to_read
-from fedbudget.fleet.device.ledger_file import Accounts, JoinedRun, StoredAnswer
+from fedbudget.fleet.device.ledger_file import JoinedRun, LedgerFile, StoredAnswer
 from fedbudget.fleet.device.policy import BudgetPolicy
 from fedbudget.fleet.device.statement import read_statement
 from fedbudget.ledger import Charge
@@ -28,17 +28,17 @@ JOINED = JoinedRun(offer=offer(rounds=100).to_bytes(), key="k", fingerprint="f")
 
 
 def policy(**changes: Any) -> BudgetPolicy:
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "epsilon": 4.0,
         "delta": 1e-4,
         "cost": 1000.0,
         "accountant": "gdp",
     }
-    return BudgetPolicy(**(usual | changes))
+    return BudgetPolicy(**(defaults | changes))
 
 
-def opened(folder: Path, **changes: Any) -> Accounts:
-    return Accounts(folder / "ledger.sqlite", policy(**changes), lineage="roof")
+def opened(folder: Path, **changes: Any) -> LedgerFile:
+    return LedgerFile(folder / "ledger.sqlite", policy(**changes), lineage="roof")
 
 
 def charge(multiplier: float = 40.0, steps: int = 10, cost: float = 100.0) -> Charge:
@@ -47,15 +47,15 @@ def charge(multiplier: float = 40.0, steps: int = 10, cost: float = 100.0) -> Ch
 
 def filled(folder: Path) -> Path:
     """Write a ledger of four charges, two of them answered; return its path."""
-    accounts = opened(folder)
-    accounts.note_data(100, "f", continues="first")
-    accounts.join(RUN, JOINED)
+    ledger = opened(folder)
+    ledger.note_data(100, "f", continues="first")
+    ledger.join(RUN, JOINED)
     for number in range(1, 5):
-        assert accounts.charge(RUN, number, charge()) is None
+        assert ledger.charge(RUN, number, charge()) is None
         if number % 2:
             answer = StoredAnswer(number, b"answer %d" % number)
-            accounts.store_answer(RUN, answer)
-    accounts.close()
+            ledger.store_answer(RUN, answer)
+    ledger.close()
     return folder / "ledger.sqlite"
 
 
@@ -75,30 +75,30 @@ def test_a_statement_adds_up_what_was_charged(tmp_path: Path) -> None:
     assert run.mu == pytest.approx(statement.mu)
 
 
-def test_what_was_spent_is_known_again_after_a_restart(tmp_path: Path) -> None:
+def test_spending_is_read_again_after_a_restart(tmp_path: Path) -> None:
     path = filled(tmp_path)
-    accounts = opened(tmp_path)
-    assert float(accounts.spent.cost[0]) == 400.0
-    assert float(accounts.spent.epsilon[0]) == read_statement(path).epsilon
-    assert accounts.run(RUN) == JOINED
-    assert (accounts.last_round(RUN), accounts.data) == (4, (100, "f"))
-    assert accounts.answer(RUN, 3) == b"answer 3"
-    assert accounts.answer(RUN, 1) is None  # only the last answer is kept
-    with pytest.raises(LedgerError, match="not after the last"):
-        accounts.charge(RUN, 4, charge())
-    accounts.close()
+    ledger = opened(tmp_path)
+    assert float(ledger.spent.cost[0]) == 400.0
+    assert float(ledger.spent.epsilon[0]) == read_statement(path).epsilon
+    assert ledger.run(RUN) == JOINED
+    assert (ledger.last_round(RUN), ledger.data) == (4, (100, "f"))
+    assert ledger.answer(RUN, 3) == b"answer 3"
+    assert ledger.answer(RUN, 1) is None  # only the last answer is stored
+    with pytest.raises(LedgerError, match="must be after the last"):
+        ledger.charge(RUN, 4, charge())
+    ledger.close()
 
 
 def test_the_zcdp_accountant_decides_by_its_own_conversion(tmp_path: Path) -> None:
     paid = {}
     for name in ("gdp", "zcdp"):
         (tmp_path / name).mkdir()
-        accounts = opened(tmp_path / name, accountant=name, cost=1e9)
-        accounts.join(RUN, JOINED)
+        ledger = opened(tmp_path / name, accountant=name, cost=1e9)
+        ledger.join(RUN, JOINED)
         paid[name] = 0
-        while accounts.charge(RUN, paid[name] + 1, charge(multiplier=20.0)) is None:
+        while ledger.charge(RUN, paid[name] + 1, charge(multiplier=20.0)) is None:
             paid[name] += 1
-        accounts.close()
+        ledger.close()
         assert read_statement(tmp_path / name / "ledger.sqlite").epsilon <= 4.0
     assert 0 < paid["zcdp"] < paid["gdp"]
 
@@ -124,12 +124,12 @@ def test_the_sum_never_exceeds_the_budget(
     folder = tmp_path / os.urandom(8).hex()
     folder.mkdir()
     limits = {"epsilon": epsilon, "cost": cost}
-    accounts = opened(folder, **limits)
-    accounts.join(RUN, JOINED)
+    ledger = opened(folder, **limits)
+    ledger.join(RUN, JOINED)
     most_mu_squared = float(GDP.mu_from_epsilon(epsilon, 1e-4)) ** 2
     mu_squared = spent = 0.0
     for number, (multiplier, steps, price, restarts) in enumerate(data, 1):
-        refused = accounts.charge(RUN, number, charge(multiplier, steps, price))
+        refused = ledger.charge(RUN, number, charge(multiplier, steps, price))
         added = 4 * steps / multiplier**2
         if refused is None:
             mu_squared, spent = mu_squared + added, spent + price
@@ -138,9 +138,9 @@ def test_the_sum_never_exceeds_the_budget(
         else:
             assert mu_squared + added > most_mu_squared * (1 - 1e-9)
         if restarts:
-            accounts.close()
-            accounts = opened(folder, **limits)
-    accounts.close()
+            ledger.close()
+            ledger = opened(folder, **limits)
+    ledger.close()
     statement = read_statement(folder / "ledger.sqlite")
     assert statement.cost == pytest.approx(spent)
     assert statement.mu**2 == pytest.approx(mu_squared)
@@ -175,7 +175,7 @@ TAMPERING = {
 
 
 @pytest.mark.parametrize("statement", TAMPERING.values(), ids=TAMPERING)
-def test_tampering_shows(tmp_path: Path, statement: str) -> None:
+def test_tampering_is_detected(tmp_path: Path, statement: str) -> None:
     path = filled(tmp_path)
     assert read_statement(path).entries == 10
     again = ["UPDATE entries SET number = -number WHERE number < 0"]
@@ -186,29 +186,29 @@ def test_tampering_shows(tmp_path: Path, statement: str) -> None:
         opened(tmp_path)
 
 
-def test_an_old_copy_shows(tmp_path: Path) -> None:
+def test_an_old_copy_is_detected(tmp_path: Path) -> None:
     path = filled(tmp_path)
     copy = tmp_path / "copy"
     shutil.copy(path, copy)
-    accounts = opened(tmp_path)
-    accounts.charge(RUN, 5, charge())
-    accounts.close()
+    ledger = opened(tmp_path)
+    ledger.charge(RUN, 5, charge())
+    ledger.close()
     shutil.copy(copy, path)
-    for left in ("-wal", "-shm"):
-        path.with_name(path.name + left).unlink(missing_ok=True)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
     with pytest.raises(LedgerError, match="has 10 entries, but once had 11"):
         opened(tmp_path)
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"?")])
-def test_a_ledger_without_its_head_file_shows(
+def test_a_ledger_without_its_head_file_is_refused(
     tmp_path: Path, change: Callable[[Path], object]
 ) -> None:
     path = filled(tmp_path)
     change(anchor_path(path))
-    with pytest.raises(LedgerError, match=r"\.head file is gone or damaged"):
+    with pytest.raises(LedgerError, match=r"\.head file is missing or damaged"):
         read_statement(path)
-    with pytest.raises(LedgerError, match=r"\.head file is gone or damaged"):
+    with pytest.raises(LedgerError, match=r"\.head file is missing or damaged"):
         opened(tmp_path)
 
 
@@ -233,15 +233,15 @@ def test_a_tampered_answer_is_not_sent(tmp_path: Path) -> None:
     database.execute("UPDATE answers SET reply = x'00'")
     database.commit()
     database.close()
-    accounts = opened(tmp_path)
-    with pytest.raises(LedgerError, match="not what it was"):
-        accounts.answer(RUN, 3)
-    accounts.close()
+    ledger = opened(tmp_path)
+    with pytest.raises(LedgerError, match="does not match its digest"):
+        ledger.answer(RUN, 3)
+    ledger.close()
 
 
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    with pytest.raises(LedgerError, match="is not there"):
+    with pytest.raises(LedgerError, match="does not exist"):
         read_statement(path)
     path.write_bytes(b"not a database" * 500)
     with pytest.raises(LedgerError):
@@ -251,25 +251,25 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_commit_is_forced_to_disk(tmp_path: Path) -> None:
-    accounts = opened(tmp_path)
-    assert accounts._database is not None
-    query = accounts._database.execute
+    ledger = opened(tmp_path)
+    assert ledger._database is not None
+    query = ledger._database.execute
     assert query("PRAGMA journal_mode").fetchone() == ("wal",)
     assert query("PRAGMA synchronous").fetchone() == (2,)  # FULL
-    accounts.close()
+    ledger.close()
 
 
 @pytest.fixture
 def no_space() -> Iterator[Callable[[Path], None]]:
     """Let no file of this process grow beyond what the ledger's files have."""
-    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(folder: Path) -> None:
         largest = max(file.stat().st_size for file in folder.glob("ledger.sqlite*"))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, usual[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
 
     yield fill
-    resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_full_disk_refuses_and_never_answers_uncharged(
@@ -279,15 +279,15 @@ def test_a_full_disk_refuses_and_never_answers_uncharged(
     site.offer(rounds=60)
     no_space(tmp_path)
     check_full_disk(site)
-    usual = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (usual, usual))
+    hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard_limit, hard_limit))
     check_space_again(site)
 
 
 def check_full_disk(site: Site) -> None:
     codes = [site.order(round=number).code for number in range(1, 31)]
     trouble = codes.count("device-trouble")
-    # A little space may come back when the ledger's files are opened anew.
+    # A little space may become free when the ledger's files are opened again.
     assert trouble > 5 and set(codes) <= {"answered", "device-trouble"}
     statement = read_statement(site.policy.ledger)
     assert sum(run.charged for run in statement.runs) >= codes.count("answered")
@@ -295,7 +295,7 @@ def check_full_disk(site: Site) -> None:
 
 
 def check_space_again(site: Site) -> None:
-    """With space again, the device goes on, and has forgotten nothing."""
+    """With space again, the device continues, and no charge is lost."""
     before = read_statement(site.policy.ledger).cost
     assert site.order(round=50).code == "answered"
     assert site.spent[1] == before + 105.0
@@ -335,7 +335,7 @@ def test_an_answer_that_cannot_be_stored_is_not_sent(
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Accounts, "store_answer", lambda *a: _raise_inside(a[0], fail))
+        patch.setattr(LedgerFile, "store_answer", lambda *a: _raise_inside(a[0], fail))
         assert site.order().code == "device-trouble"
     assert site.order().code == "already-charged"
     assert site.spent[1] == 105.0
@@ -343,8 +343,8 @@ def test_an_answer_that_cannot_be_stored_is_not_sent(
     site.guard.close()
 
 
-def _raise_inside(accounts: Any, fail: Callable[[], None]) -> None:
-    with accounts._open():
+def _raise_inside(ledger: Any, fail: Callable[[], None]) -> None:
+    with ledger._open():
         fail()
 
 
@@ -352,46 +352,46 @@ def test_a_statement_read_while_the_guard_writes_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = filled(tmp_path)
-    accounts = opened(tmp_path)
+    ledger = opened(tmp_path)
 
     def charge_and_open(path: Path) -> sqlite3.Connection:
-        assert accounts.charge(RUN, 5, charge()) is None
+        assert ledger.charge(RUN, 5, charge()) is None
         return open_to_read(path)
 
     monkeypatch.setattr(statement_module, "open_to_read", charge_and_open)
     assert read_statement(path).runs[0].charged == 5
-    accounts.close()
+    ledger.close()
 
 
-def test_nobody_else_may_read_what_sqlite_puts_beside_the_ledger(
+def test_only_the_owner_may_read_the_files_of_the_ledger(
     tmp_path: Path,
 ) -> None:
     before = os.umask(0o022)
     try:
-        accounts = opened(tmp_path)
+        ledger = opened(tmp_path)
     finally:
         os.umask(before)
     rights = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     assert "ledger.sqlite-wal" in rights
     assert set(rights.values()) == {0o600}
-    accounts.close()
+    ledger.close()
 
 
 def test_power_cuts_at_the_first_starts_do_not_lock_the_owner_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Anchor.write
+    real = Anchor.write
     for first_lost in (1, 2):  # the entry is on disk, its anchor is not
 
         def write(anchor: Anchor, head: Entry, first_lost: int = first_lost) -> None:
             if head.number >= first_lost:
                 raise KeyboardInterrupt
-            whole(anchor, head)
+            real(anchor, head)
 
         with monkeypatch.context() as power:
             power.setattr(Anchor, "write", write)
             with pytest.raises(KeyboardInterrupt):
                 opened(tmp_path)
-    accounts = opened(tmp_path)
-    assert accounts.charge(RUN, 1, charge()) is None
-    accounts.close()
+    ledger = opened(tmp_path)
+    assert ledger.charge(RUN, 1, charge()) is None
+    ledger.close()

@@ -1,4 +1,4 @@
-"""The owner's policy: what it says, and how its mistakes are named."""
+"""The owner's policy: its values, and errors that name the file and the key."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def test_a_policy_is_read(tmp_path: Path) -> None:
     assert (policy.data.loss, policy.data.lineage) == ("logistic", "roof")
     assert (policy.budget.epsilon, policy.budget.accountant) == (4.0, "gdp")
     assert policy.prices.communication == 100.0
-    # What is made public is the budget, unless the owner says otherwise.
+    # By default, the whole budget is public.
     assert (policy.public.epsilon, policy.public.cost) == (4.0, 1000.0)
     assert policy.orders.trusted == (SIGNER.public_key,)
     assert policy.ledger == tmp_path / "ledger.sqlite"
@@ -40,7 +40,11 @@ MISTAKES = {
     "epsilon as text": ("epsilon = 4.0", 'epsilon = "4"', "budget.epsilon must be a n"),
     "a truth value": ("epsilon = 4.0", "epsilon = true", "budget.epsilon must be a n"),
     "delta of one": ("delta = 1e-4", "delta = 1", "budget.delta must be"),
-    "a delta of nothing": ("delta = 1e-4", "delta = 0.9", "delta must be at least"),
+    "a delta above the limit": (
+        "delta = 1e-4",
+        "delta = 0.9",
+        "delta must be at least",
+    ),
     "an absurd epsilon": ("epsilon = 4.0", "epsilon = 1e16", "at most 1e+12"),
     "an absurd price": ("computation = 1", "computation = 1e16", "at most 1e+12"),
     "an absurd noise": ("= 5.0", "= 1e16", "least_noise_multiplier must be above 0"),
@@ -52,14 +56,14 @@ MISTAKES = {
     "an unknown key": ("delta", "delta = 1e-4\nsigma", "budget.sigma is not known"),
     "an unknown table": ("[broker]", "[extra]\n[broker]", "extra is not known"),
     "no table": ("[prices]", "[price]", "prices is missing"),
-    "prices of nothing": (
+    "prices of zero": (
         "communication = 100\ncomputation = 1",
         "communication = 0\ncomputation = 0",
         "prices.communication and computation are both 0",
     ),
     "no device": ('device = "sensor-1"', "", "device is missing"),
     "a device with a slash": ("sensor-1", "a/b", "device must be 1 to 64 letters"),
-    "a bad key": ("ed25519:", "rsa:", "orders.trusted is wrong: public key"),
+    "a bad key": ("ed25519:", "rsa:", "orders.trusted is invalid: public key"),
     "no keys": (
         f'["{SIGNER.public_key}"]',
         "[]",
@@ -78,17 +82,17 @@ MISTAKES = {
     ),
     "another loss": ("logistic", "deep", "data.loss 'deep' is not known"),
     "a table without schema": ("rows.npz", "rows.csv", "data.schema is missing"),
-    "a far broker in the clear": ("localhost", "example.org", "broker.ca is missing"),
-    "one broker of two afar": ("localhost", "::1,b:1", "broker.ca is missing"),
-    "a broker's URL": ("localhost", "mqtts://a", "broker.host is wrong: broker 'mqtt"),
-    "two ways in": (
+    "a remote broker without TLS": ("localhost", "example.org", "broker.ca is missing"),
+    "one remote broker of two": ("localhost", "::1,b:1", "broker.ca is missing"),
+    "a broker's URL": ("localhost", "mqtts://a", "broker.host is invalid: broker 'mq"),
+    "broker and socket": (
         "[broker]",
         '[socket]\nfile = "guard.sock"\n[broker]',
-        "socket does not go with broker",
+        "socket cannot be combined with broker",
     ),
     "half of TLS": ("port", 'ca = "ca.pem"\nport', "broker.certificate is missing"),
-    "a port of no machine": ("port = 8883", "port = 99999", "broker.port must be"),
-    "more public than there is": (
+    "an invalid port": ("port = 8883", "port = 99999", "broker.port must be"),
+    "public above the budget": (
         "[prices]",
         "[public]\nepsilon = 5\n[prices]",
         "public.epsilon must be",
@@ -111,6 +115,6 @@ def test_a_mistake_is_named_with_its_file(
     assert "\n" not in str(caught.value)
 
 
-def test_a_policy_that_is_not_there(tmp_path: Path) -> None:
+def test_a_policy_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"no\.toml.*cannot be read"):
         read_policy(tmp_path / "no.toml")

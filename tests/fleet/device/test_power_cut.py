@@ -1,10 +1,10 @@
-"""The power goes at every write of the ledger: no answer is ever left uncharged.
+"""Power cuts at every write of the ledger: no answer is ever uncharged.
 
-A device answers some rounds while a preloaded library writes down every change of its
-folder's files, in order, and every time they are forced to disk. Then each moment is
-played back in three ways: the disk has all that was written (the process was killed),
-only what was forced to it (the power was cut), or half of the last write as well. From
-each of these the device is started again.
+A device answers some rounds while a preloaded library records every change of its
+folder's files, in order, and every sync to disk. Then each moment is replayed in three
+modes: the disk has everything written (the process was killed), only what was synced
+(the power was cut), or also half of the last write (an incomplete write). The device is
+started again from each of these states.
 """
 
 import os
@@ -21,7 +21,7 @@ import pytest
 
 from fedbudget.errors import LedgerError
 from fedbudget.fleet.device.guard import Guard
-from fedbudget.fleet.device.ledger_file import Accounts
+from fedbudget.fleet.device.ledger_file import LedgerFile
 from fedbudget.fleet.device.policy import read_policy
 from fedbudget.fleet.device.statement import read_statement
 from tests.fleet.devices import SIGNER, write_device
@@ -39,39 +39,39 @@ from fedbudget.fleet.device.policy import read_policy
 folder, *messages = sys.argv[1:]
 guard = Guard(read_policy(f"{folder}/policy.toml"))
 sent = os.open(f"{folder}/sent", os.O_WRONLY | os.O_CREAT, 0o600)
-for place, message in enumerate(messages):
-    answer = guard.answer_order if place else guard.answer_offer
+for index, message in enumerate(messages):
+    answer = guard.answer_order if index else guard.answer_offer
     (reply,) = answer(bytes.fromhex(message))
     assert reply.code in ("accepted", "answered"), reply
     if reply.theta is not None:
         os.write(sent, reply.to_bytes())
-os._exit(0)  # nothing is closed in good order
+os._exit(0)  # without closing any file
 """
 
 
 class Change(NamedTuple):
-    kind: str  # w: written; t: cut to a length; u: removed; s: forced to disk
+    kind: str  # w: write; t: truncate; u: unlink; s: sync
     name: str
     offset: int
     data: bytes
 
 
 def read_journal(path: Path) -> Iterator[Change]:
-    data, place = path.read_bytes(), 0
-    while place < len(data):
-        kind, name_size, offset, size = struct.unpack_from("<cIQQ", data, place)
-        place += 21
-        name = data[place : place + name_size].decode()
-        place += name_size
-        yield Change(kind.decode(), name, offset, data[place : place + size])
-        place += size
+    data, position = path.read_bytes(), 0
+    while position < len(data):
+        kind, name_size, offset, size = struct.unpack_from("<cIQQ", data, position)
+        position += 21
+        name = data[position : position + name_size].decode()
+        position += name_size
+        yield Change(kind.decode(), name, offset, data[position : position + size])
+        position += size
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Change]]:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or sys.platform != "linux":
-        pytest.skip("needs a C compiler on Linux, to write down what reaches the disk")
+        pytest.skip("needs a C compiler on Linux, to record what reaches the disk")
     folder = tmp_path_factory.mktemp("power")
     library, journal = folder / "journal.so", folder / "journal"
     source = Path(__file__).with_name("write_journal.c")
@@ -98,20 +98,22 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Chang
 
 
 def on_disk(changes: list[Change], mode: str) -> dict[str, bytearray]:
-    """Return the files as they are after these changes and then a cut."""
+    """Return the files after these changes and a power cut."""
     files: dict[str, bytearray] = defaultdict(bytearray)
     last_sync = {c.name: i for i, c in enumerate(changes) if c.kind == "s"}
-    for place, change in enumerate(changes):
-        # A name is removed for good once its folder is forced to disk.
+    for index, change in enumerate(changes):
+        # A removal is permanent once its folder is synced.
         synced = last_sync.get("" if change.kind == "u" else change.name, -1)
-        forced = place <= synced or change.name == "sent"
-        torn = mode == "torn" and place == len(changes) - 1 and change.name != "sent"
-        if change.kind == "s" or (mode != "all" and not (forced or torn)):
+        forced = index <= synced or change.name == "sent"
+        incomplete = (
+            mode == "incomplete" and index == len(changes) - 1 and change.name != "sent"
+        )
+        if change.kind == "s" or (mode != "all" and not (forced or incomplete)):
             continue
         if change.kind == "u":
             files.pop(change.name, None)
         else:
-            apply(files[change.name], change, half=torn)
+            apply(files[change.name], change, half=incomplete)
     return files
 
 
@@ -134,14 +136,14 @@ def start_again(home: Path, folder: Path, files: dict[str, bytearray]) -> Guard:
     return Guard(read_policy(folder / "policy.toml"))
 
 
-@pytest.mark.parametrize("mode", ["all", "forced", "torn"])
+@pytest.mark.parametrize("mode", ["all", "forced", "incomplete"])
 def test_the_ledger_never_counts_too_little(
     recorded: tuple[Path, list[Change]], mode: str, tmp_path: Path
 ) -> None:
     home, changes = recorded
     kinds = {change.kind for change in changes}
     assert {"w", "s"} <= kinds and len(changes) > 50
-    seen = set()
+    states = set()
     for moment in range(len(changes) + 1):
         files = on_disk(changes[:moment], mode)
         sent = bytes(files.pop("sent", b""))
@@ -154,40 +156,40 @@ def test_the_ledger_never_counts_too_little(
         assert statement.cost == charged * ROUND_COST
         for number, answer in enumerate(answers, 1):
             (again,) = guard.answer_order(SIGNER.sign(order(round=number)))
-            # The last one that was charged is there; one before it may be gone.
+            # The last charged answer is stored; earlier ones may be replaced.
             gone = number < charged and again.code == "wrong-round"
             assert gone or again.to_bytes() == answer
         if charged > len(answers):
             (again,) = guard.answer_order(SIGNER.sign(order(round=charged)))
             assert again.code in ("already-charged", "answered")
         assert read_statement(folder / "ledger.sqlite").cost == statement.cost
-        # What drift control keeps is there with the answer, or neither is.
+        # The answer and the state of drift correction are stored together.
         guard.close()
         policy = read_policy(folder / "policy.toml")
-        accounts = Accounts(policy.ledger, policy.budget, lineage=policy.data.lineage)
-        kept = accounts.last_answer(RUN)
-        assert (kept is None) == (sum(run.answered for run in statement.runs) == 0)
-        if kept is not None:
-            assert accounts.answer(RUN, kept.round) == kept.reply
-        accounts.close()
-        seen.add((charged, len(answers)))
+        ledger = LedgerFile(policy.ledger, policy.budget, lineage=policy.data.lineage)
+        stored = ledger.last_answer(RUN)
+        assert (stored is None) == (sum(run.answered for run in statement.runs) == 0)
+        if stored is not None:
+            assert ledger.answer(RUN, stored.round) == stored.reply
+        ledger.close()
+        states.add((charged, len(answers)))
         shutil.rmtree(folder)
-    # All rounds, and the moments between a charge and its answer, were among them.
-    assert {(n, n) for n in range(ROUNDS + 1)} <= seen
-    assert {(n + 1, n) for n in range(ROUNDS)} <= seen
+    # All rounds, and the moments between a charge and its answer, occurred.
+    assert {(n, n) for n in range(ROUNDS + 1)} <= states
+    assert {(n + 1, n) for n in range(ROUNDS)} <= states
 
 
 def split_answers(sent: bytes) -> list[bytes]:
-    """Answers of the first rounds have one length."""
+    """Split at the length of an answer, which is equal in these rounds."""
     size = len(reply(theta=bytes(32)).to_bytes())
     assert len(sent) % size == 0
-    return [sent[place : place + size] for place in range(0, len(sent), size)]
+    return [sent[start : start + size] for start in range(0, len(sent), size)]
 
 
-def test_a_lost_force_to_disk_would_be_found(
+def test_a_missing_sync_would_be_detected(
     recorded: tuple[Path, list[Change]], tmp_path: Path
 ) -> None:
-    # The witness can fail: without what was forced to disk last, a charge is missing.
+    # This test can fail: without the syncs of the log, a charge is missing.
     home, changes = recorded
     ignored = [c for c in changes if not (c.kind == "s" and c.name.endswith("-wal"))]
     files = on_disk(ignored, "forced")

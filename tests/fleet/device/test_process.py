@@ -31,7 +31,7 @@ def device(tmp_path: Path) -> Iterator[Device]:
     device.close()
 
 
-def test_it_says_who_it_is(device: Device) -> None:
+def test_it_publishes_its_declaration_and_status(device: Device) -> None:
     declared, online = device.hello()
     assert (declared.topic, declared.retain) == ("fedbudget/1/declare/sensor-1", True)
     assert Declaration.from_bytes(declared.payload).num_samples == 100
@@ -49,7 +49,7 @@ def test_a_round_from_topic_to_topic(device: Device) -> None:
     assert device.handle(topics.order(RUN), SIGNER.sign(order())) == [answer]
 
 
-def test_what_is_not_for_it_gets_no_answer(device: Device) -> None:
+def test_messages_for_others_get_no_answer(device: Device) -> None:
     offered, ordered = SIGNER.sign(offer()), SIGNER.sign(order())
     for topic, payload in (
         ("elsewhere", offered),
@@ -80,8 +80,8 @@ def test_a_large_model_comes_and_goes_in_chunks(tmp_path: Path) -> None:
     joiner = Joiner(max_bytes=1 << 20)
     whole = [joiner.add("sensor-1", out.payload) for out in answered][-1]
     assert whole is not None
-    found = theta_from_bytes(Reply.from_bytes(whole).theta or b"", "float64", dim)
-    assert 0.15 < found.std() < 0.25  # the noise of the offer
+    theta = theta_from_bytes(Reply.from_bytes(whole).theta or b"", "float64", dim)
+    assert 0.15 < theta.std() < 0.25  # the noise of the offer
     device.close()
 
 
@@ -125,9 +125,9 @@ def test_the_commands_for_owners(
         return result.out
 
     policy, ledger = str(write_device(tmp_path)), str(tmp_path / "ledger.sqlite")
-    found = json.loads(shown_by("device", policy, "--check", "--json"))
-    assert found["declaration"]["num_samples"] == 100
-    assert found["ledger"]["epsilon"] == 0.0
+    checked = json.loads(shown_by("device", policy, "--check", "--json"))
+    assert checked["declaration"]["num_samples"] == 100
+    assert checked["ledger"]["epsilon"] == 0.0
     assert "least noise multiplier  5.0" in shown_by("device", policy, "--check")
     site = Device(read_policy(policy))
     site.handle(topics.offer("sensor-1"), SIGNER.sign(offer()))
@@ -140,17 +140,17 @@ def test_the_commands_for_owners(
     assert shown["head"] in shown_by("ledger", "verify", ledger)
     os.truncate(tmp_path / "ledger.sqlite.head", 3)
     cut = run(capsys, "ledger", "verify", ledger)
-    assert_one_line(cut, code=1, says=(".head file is gone or damaged",))
+    assert_one_line(cut, code=1, says=(".head file is missing or damaged",))
 
 
-def test_a_wrong_policy_is_one_line_and_exit_code_2(
+def test_an_invalid_policy_is_one_line_and_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_device(tmp_path)
     path.write_text(path.read_text().replace("delta = 1e-4", "delta = 2"))
     for options in ([], ["--check"]):
-        wrong = run(capsys, "device", str(path), *options)
-        assert_one_line(wrong, code=2, says=("budget.delta must be",))
+        refused = run(capsys, "device", str(path), *options)
+        assert_one_line(refused, code=2, says=("budget.delta must be",))
 
 
 def test_a_certificate_that_is_missing_is_named_before_the_rows_are_read(
@@ -161,14 +161,14 @@ def test_a_certificate_that_is_missing_is_named_before_the_rows_are_read(
     path.write_text(path.read_text().replace("[broker]\n", f"[broker]\n{files}"))
     (tmp_path / "rows.npz").unlink()
     refused = run(capsys, "device", str(path))
-    assert_one_line(refused, code=2, says=("ca.pem' is not there", "fedbudget certs"))
+    assert_one_line(refused, code=2, says=("ca.pem' does not exist", "fedbudget certs"))
 
 
-def test_a_device_without_a_broker_waits_and_stops_when_told(tmp_path: Path) -> None:
+def test_a_device_without_a_broker_waits_and_stops_on_sigterm(tmp_path: Path) -> None:
     path = write_device(tmp_path, port=1)  # where nobody listens
     command = [*FEDBUDGET, "device", str(path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert "no connection; trying on" in process.stderr.readline()
+        assert "no connection; trying again" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

@@ -1,4 +1,4 @@
-"""A guard behind a socket: anybody may knock, and only signed orders are obeyed."""
+"""The guard's socket: any client may connect, only signed orders are obeyed."""
 
 import logging
 import os
@@ -27,13 +27,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class Door:
+class Server:
     """A guard that serves a socket, in a thread of this process."""
 
     def __init__(self, folder: Path) -> None:
         path = write_device(folder)
         text = path.read_text()
-        path.write_text(text[: text.index("[broker]")] + "[socket]\nfile = 'door'\n")
+        path.write_text(
+            text[: text.index("[broker]")] + "[socket]\nfile = 'guard.sock'\n"
+        )
         self.policy = read_policy(path)
         assert self.policy.socket is not None and self.policy.broker is None
         self.path = self.policy.socket
@@ -54,7 +56,7 @@ class Door:
             return client.connect_ex(str(self.path)) == 0
 
     def send(self, data: bytes, *, head: bytes | None = None) -> bytes:
-        """Send raw bytes and return what comes back."""
+        """Send raw bytes and return the response."""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(20)
             client.connect(str(self.path))
@@ -63,18 +65,18 @@ class Door:
             with client.makefile("rb") as file:
                 return file.read()
 
-    def ask(self, *messages: tuple[str, bytes]) -> list[Reply]:
-        """Send a parcel; return the replies in what comes back."""
+    def exchange(self, *messages: tuple[str, bytes]) -> list[Reply]:
+        """Send a parcel; return the replies of the response."""
         answer = self.send(pack(messages))
         (length,) = HEAD.unpack(answer[: HEAD.size])
         assert length == len(answer) - HEAD.size
-        said = unpack(answer[HEAD.size :], limit=1 << 20)
-        assert [topic for topic, _ in said[:2]] == [
+        response = unpack(answer[HEAD.size :], limit=1 << 20)
+        assert [topic for topic, _ in response[:2]] == [
             topics.declare("sensor-1"),
             topics.status("sensor-1"),
         ]
-        assert Declaration.from_bytes(said[0][1]).num_samples == 100
-        return [Reply.from_bytes(payload) for _, payload in said[2:]]
+        assert Declaration.from_bytes(response[0][1]).num_samples == 100
+        return [Reply.from_bytes(payload) for _, payload in response[2:]]
 
     @property
     def cost(self) -> float:
@@ -86,11 +88,11 @@ class Door:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
-    found = Door(tmp_path)
-    yield found
-    found.close()
-    assert not found.path.exists()
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.close()
+    assert not server.path.exists()
 
 
 def parcel(signer: Signer, **changes: object) -> list[tuple[str, bytes]]:
@@ -101,51 +103,51 @@ def parcel(signer: Signer, **changes: object) -> list[tuple[str, bytes]]:
 
 
 def test_a_signed_order_is_answered_once_and_sent_again_free_of_charge(
-    door: Door,
+    server: Server,
 ) -> None:
-    accepted, answered = door.ask(*parcel(SIGNER))
+    accepted, answered = server.exchange(*parcel(SIGNER))
     assert (accepted.code, answered.code) == ("accepted", "answered")
-    assert door.cost == 105  # one round, five steps
-    assert door.ask(*parcel(SIGNER))[1] == answered
-    assert door.cost == 105
+    assert server.cost == 105  # one round, five steps
+    assert server.exchange(*parcel(SIGNER))[1] == answered
+    assert server.cost == 105
 
 
-def test_who_cannot_sign_learns_only_what_is_public(door: Door) -> None:
-    assert door.ask(*parcel(Signer.generate())) == []
-    assert door.ask() == []
-    assert door.cost == 0
+def test_a_client_without_a_key_learns_only_public_facts(server: Server) -> None:
+    assert server.exchange(*parcel(Signer.generate())) == []
+    assert server.exchange() == []
+    assert server.cost == 0
 
 
-def test_garbage_is_given_up_and_the_next_one_is_served(
-    door: Door, caplog: pytest.LogCaptureFixture
+def test_garbage_is_dropped_and_the_next_client_is_served(
+    server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     (item,) = parcel(SIGNER)[:1]
     for data in (b"", b"\xff" * 40, pack([item])[:-1], pack([("x" * 300, b"")])):
-        assert door.send(data) == b""
-    assert door.send(b"", head=b"\x00\x00") == b""  # cut off
-    assert door.send(b"", head=HEAD.pack(1 << 31)) == b""  # gigantic
+        assert server.send(data) == b""
+    assert server.send(b"", head=b"\x00\x00") == b""  # cut off
+    assert server.send(b"", head=HEAD.pack(1 << 31)) == b""  # gigantic
     assert "above the limit" in caplog.text
-    assert door.ask(("fedbudget/1/nonsense", b"?"), ("", b"")) == []
-    assert [reply.code for reply in door.ask(*parcel(SIGNER))] == [
+    assert server.exchange(("fedbudget/1/nonsense", b"?"), ("", b"")) == []
+    assert [reply.code for reply in server.exchange(*parcel(SIGNER))] == [
         "accepted",
         "answered",
     ]
 
 
-def test_only_the_owner_and_the_group_may_knock(door: Door) -> None:
-    assert stat.S_IMODE(os.stat(door.path).st_mode) == 0o660
+def test_only_the_owner_and_the_group_may_connect(server: Server) -> None:
+    assert stat.S_IMODE(os.stat(server.path).st_mode) == 0o660
 
 
-@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="only Linux tells")
-def test_the_owner_is_told_once_if_the_carrier_could_read_the_rows(
+@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="Linux only")
+def test_the_owner_is_warned_once_if_the_client_could_read_the_rows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        # Not the fixture: its first knock, while pytest still sets up, tells already.
-        door = Door(tmp_path)
-        door.ask()
-        door.ask()
-        door.close()
+        # Not the fixture: its first connection, during setup, warns already.
+        server = Server(tmp_path)
+        server.exchange()
+        server.exchange()
+        server.close()
     assert caplog.text.count("run it as another user than the guard") == 1
 
 
@@ -153,13 +155,13 @@ def test_a_socket_left_by_a_crash_is_replaced_and_a_file_is_not(
     tmp_path: Path,
 ) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "door"))
-    door = Door(tmp_path)
-    assert door.ask() == []
-    door.close()
-    (tmp_path / "door").write_text("precious")
-    device = Device(door.policy)
+        dead.bind(str(tmp_path / "guard.sock"))
+    server = Server(tmp_path)
+    assert server.exchange() == []
+    server.close()
+    (tmp_path / "guard.sock").write_text("precious")
+    device = Device(server.policy)
     with pytest.raises(fb.InvalidInputError, match="cannot be used"):
-        serve_socket(device, door.path, threading.Event())
+        serve_socket(device, server.path, threading.Event())
     device.close()
-    assert (tmp_path / "door").read_text() == "precious"
+    assert (tmp_path / "guard.sock").read_text() == "precious"

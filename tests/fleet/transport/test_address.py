@@ -1,4 +1,4 @@
-"""Where a broker is: what is read, what is refused, and how it is shown."""
+"""Broker addresses: parsing, refusals, and text."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Real brokers: what is delivered, what is refused, and what survives a kill."""
+"""Real brokers: deliveries, refusals, and recovery after a kill."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ from fedbudget.fleet.wire import topics
 from tests.fleet.brokers import BrokerProcess
 
 RUN = bytes(16)
-END = b"end"  # comes after all that was sent before it: what is not there then is not
+END = b"end"  # arrives last: what has not arrived before it was not delivered
 
 
 @contextmanager
@@ -33,17 +33,17 @@ def connected(
     reads = topics.device_reads(name)
     if name == COORDINATOR:
         reads = topics.coordinator_reads()
-    where = BrokerAddress(
+    address = BrokerAddress(
         port=broker.port, identity=identity_of(broker.certs, holds or name)
     )
     will = None
     if name != COORDINATOR:
         will = (topics.status(name), topics.OFFLINE)
-    connection = Connection(where, name=name, topics=reads, will=will)
+    connection = Connection(address, name=name, topics=reads, will=will)
     with connection:
         assert not tried(connection) or connection.flush(20)
         if name == COORDINATOR:
-            # What earlier tests have left comes before what it sends to itself.
+            # Messages left by earlier tests come before the one it sends to itself.
             connection.publish(topics.status("nobody"), END)
             while payloads(received(connection, 1)) != [END]:
                 assert connection.connected
@@ -54,22 +54,22 @@ def connected(
 
 
 def tried(connection: Connection) -> bool:
-    """Wait until the broker has taken us, or has not; return whether it has."""
-    taken = connection.wait_tried(20)
-    assert taken or connection.problem
-    return taken
+    """Wait until the broker has accepted or refused us; return whether accepted."""
+    accepted = connection.wait_tried(20)
+    assert accepted or connection.problem
+    return accepted
 
 
 def received(connection: Connection, count: int, seconds: float = 10) -> list[Message]:
     """Return the next messages, acknowledged."""
-    found: list[Message] = []
+    messages: list[Message] = []
     end = time.monotonic() + seconds
-    while len(found) < count and time.monotonic() < end:
+    while len(messages) < count and time.monotonic() < end:
         message = connection.receive(0.1)
         if message is not None:
             connection.acknowledge(message)
-            found.append(message)
-    return found
+            messages.append(message)
+    return messages
 
 
 def payloads(messages: list[Message]) -> list[bytes]:
@@ -99,7 +99,7 @@ def test_a_device_that_slept_catches_up(broker: BrokerProcess) -> None:
             assert payloads(received(late, 1)) == [b"order"]
 
 
-def test_a_device_speaks_and_reads_only_as_itself(broker: BrokerProcess) -> None:
+def test_a_device_publishes_and_reads_only_as_itself(broker: BrokerProcess) -> None:
     with (
         connected(broker, COORDINATOR) as server,
         connected(broker, "device-4") as thief,
@@ -124,25 +124,26 @@ def test_a_certificate_of_another_name_does_not_help(broker: BrokerProcess) -> N
         connected(broker, "device-9") as honest,
         connected(broker, "device-7", holds="device-6") as thief,
     ):
-        # mosquitto takes the certificate's name instead, amqtt refuses.
-        taken = thief.connected
+        # mosquitto uses the certificate's name instead, amqtt refuses.
+        accepted = thief.connected
         thief.publish(topics.reply("device-7"), b"forged")
-        assert not taken or thief.flush(10)
+        assert not accepted or thief.flush(10)
         honest.publish(topics.reply("device-9"), END)
         assert payloads(received(server, 1)) == [END]
         server.publish(topics.offer("device-7"), b"secret", retain=True)
         server.publish(topics.order(RUN), END)
         assert payloads(received(honest, 1)) == [END]
-        assert payloads(received(thief, 1, seconds=10 if taken else 0)) == [END] * taken
+        arrived = received(thief, 1, seconds=10 if accepted else 0)
+        assert payloads(arrived) == [END] * accepted
 
 
 @pytest.mark.parametrize("name, clean", [("device-13", False), ("device-15", True)])
-def test_who_connects_as_another_does_not_touch_its_session(
+def test_connecting_under_another_name_does_not_touch_that_session(
     broker: BrokerProcess, name: str, clean: bool
 ) -> None:
     with connected(broker, COORDINATOR) as server, connected(broker, name) as victim:
         thief = intruder(broker, name, holds="device-14", clean=clean)
-        answer = threading.Event()  # taken or refused
+        answer = threading.Event()  # accepted or refused
         thief.on_connect = lambda *_: answer.set()
         thief.on_connect_fail = thief.on_disconnect = lambda *_: answer.set()
         thief.loop_start()
@@ -152,9 +153,9 @@ def test_who_connects_as_another_does_not_touch_its_session(
         cable = victim._client.socket()
         assert cable is not None
         cable.close()  # the broker publishes the last will of the victim: its own
-        found = received(server, 1)
-        assert payloads(found) == [topics.OFFLINE]
-        assert found[0].topic == topics.status(name)
+        messages = received(server, 1)
+        assert payloads(messages) == [topics.OFFLINE]
+        assert messages[0].topic == topics.status(name)
         assert payloads(received(server, 1, seconds=1)) == []
         thief.disconnect()
         thief.loop_stop()
@@ -173,7 +174,7 @@ def intruder(
     return client
 
 
-def test_who_dies_is_reported(broker: BrokerProcess) -> None:
+def test_a_client_that_dies_is_reported(broker: BrokerProcess) -> None:
     with connected(broker, COORDINATOR) as server:
         with connected(broker, "device-8") as device:
             device.publish(topics.status("device-8"), topics.ONLINE, retain=True)
@@ -184,7 +185,7 @@ def test_who_dies_is_reported(broker: BrokerProcess) -> None:
             assert topics.OFFLINE in payloads(received(server, 1))
 
 
-def test_a_broker_that_was_killed_is_found_again(broker: BrokerProcess) -> None:
+def test_clients_reconnect_to_a_broker_that_was_killed(broker: BrokerProcess) -> None:
     with (
         connected(broker, COORDINATOR) as server,
         connected(broker, "device-10") as device,
@@ -201,8 +202,8 @@ def test_a_broker_without_our_certificate_is_refused(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
     make_certificates(tmp_path / "other", ["device-12"])
-    where = BrokerAddress(
+    address = BrokerAddress(
         port=broker.port, identity=identity_of(tmp_path / "other", "device-12")
     )
-    with Connection(where, name="device-12", topics=()) as stranger:
+    with Connection(address, name="device-12", topics=()) as stranger:
         assert not tried(stranger)

@@ -1,4 +1,4 @@
-"""Keys and certificates: whom they name, who may read them, and what is kept."""
+"""Keys and certificates: names, file permissions, and files that stay."""
 
 import ssl
 from pathlib import Path

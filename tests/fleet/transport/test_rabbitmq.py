@@ -1,4 +1,4 @@
-"""A RabbitMQ cluster of three nodes under the fleet's rules, by the shipped script.
+"""A RabbitMQ cluster of three nodes with the fleet's rules, by the shipped script.
 
 It takes minutes to start, and runs only if FEDBUDGET_RABBITMQ=1 is set.
 """
@@ -49,7 +49,7 @@ def held_ports() -> list[HeldPort]:
 
 
 class Cluster:
-    """Three nodes, on three ports that follow each other."""
+    """Three nodes, on three consecutive ports."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.certs, self._held = folder, folder / "certs", held_ports()
@@ -71,18 +71,18 @@ class Cluster:
         if name == COORDINATOR:
             reads = topics.coordinator_reads()
         hosts = ",".join(f"127.0.0.1:{self.port + node - 1}" for node in nodes)
-        where = BrokerAddress(host=hosts, identity=identity_of(self.certs, name))
-        connection = stack.enter_context(Connection(where, name=name, topics=reads))
+        address = BrokerAddress(host=hosts, identity=identity_of(self.certs, name))
+        connection = stack.enter_context(Connection(address, name=name, topics=reads))
         assert connection.wait_connected(30)
         return connection
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    found = Cluster(tmp_path)
-    found.do("up", str(found.certs), str(found.port))
-    yield found
-    found.do("down")
+    nodes = Cluster(tmp_path)
+    nodes.do("up", str(nodes.certs), str(nodes.port))
+    yield nodes
+    nodes.do("down")
 
 
 def test_a_cluster_carries_a_fleet_and_survives_a_node(cluster: Cluster) -> None:
@@ -90,7 +90,7 @@ def test_a_cluster_carries_a_fleet_and_survives_a_node(cluster: Cluster) -> None
         server = cluster.connect(stack, COORDINATOR, 1)
         one = cluster.connect(stack, "device-0", 2)
         two = cluster.connect(stack, "device-1", 3, 2)
-        time.sleep(3)  # a cluster takes its time until all nodes know a subscription
+        time.sleep(3)  # until a subscription has reached all nodes
         server.publish(topics.order(RUN), b"order", retain=True)
         server.publish(topics.offer("device-0"), b"offer", retain=True)
         assert sorted(payloads(received(one, 2))) == [b"offer", b"order"]

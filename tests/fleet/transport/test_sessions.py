@@ -1,4 +1,4 @@
-"""What a broker owes a client whose connection breaks; real brokers, real clients."""
+"""Sessions across broken connections; real brokers, real clients."""
 
 import socket
 import ssl
@@ -18,12 +18,12 @@ from fedbudget.fleet.wire import topics
 from tests.fleet.brokers import BrokerProcess
 
 RUN = bytes(16)
-LIMIT = 60.0  # seconds for what must happen: a busy machine is no failure
-END = b"end"  # comes after all that was sent before it: what is not there then is not
+LIMIT = 60.0  # seconds for what must happen; generous, for busy machines
+END = b"end"  # arrives last: what has not arrived before it was not delivered
 
 
 class Client:
-    """One connection: it does not connect again by itself."""
+    """One connection, without automatic reconnects."""
 
     def __init__(
         self,
@@ -36,8 +36,10 @@ class Client:
     ) -> None:
         self.inbox: SimpleQueue[bytes] = SimpleQueue()
         self.gone, self._subscribed = threading.Event(), threading.Event()
-        self._taken = threading.Semaphore(0)  # publishes that the broker acknowledged
-        self.leaves_after = 0  # of them; 0: it stays
+        self._acknowledged = threading.Semaphore(
+            0
+        )  # publishes that the broker acknowledged
+        self.leaves_after = 0  # acknowledgements; 0: it stays
         self._paho = paho.Client(
             CallbackAPIVersion.VERSION2,
             client_id=name,
@@ -49,10 +51,10 @@ class Client:
         self._paho.tls_set_context(_tls(identity_of(broker.certs, name)))
         if will is not None:
             self._paho.will_set(topics.status(name), will, qos=1)
-        # Sessions outlive a test, and the coordinator must not hear its own orders.
-        usual = topics.reply("nobody") if name == COORDINATOR else topics.order(RUN)
+        # Sessions outlive a test; the coordinator must not receive its own orders.
+        default = topics.reply("nobody") if name == COORDINATOR else topics.order(RUN)
         self._paho.on_connect = lambda client, *_: client.subscribe(
-            [(topic, 1) for topic in reads or (usual,)]
+            [(topic, 1) for topic in reads or (default,)]
         )
         self._paho.on_subscribe = lambda *_: self._subscribed.set()
         self._paho.on_message = lambda _, __, message: self.inbox.put(
@@ -73,7 +75,7 @@ class Client:
         assert self._subscribed.wait(LIMIT), "a client is not connected"
 
     def _published(self, *_: Any) -> None:
-        self._taken.release()
+        self._acknowledged.release()
         self.leaves_after -= 1
         if self.leaves_after == 0:
             self.pull_cable()
@@ -82,9 +84,11 @@ class Client:
         for payload in payloads:
             self._paho.publish(topic, payload, qos=1, retain=retain)
 
-    def wait_taken(self, count: int) -> None:
+    def wait_acknowledged(self, count: int) -> None:
         for _ in range(count):
-            assert self._taken.acquire(timeout=LIMIT), "a publish is not acknowledged"
+            assert self._acknowledged.acquire(timeout=LIMIT), (
+                "a publish is not acknowledged"
+            )
 
     def next(self) -> bytes:
         try:
@@ -93,11 +97,11 @@ class Client:
             raise AssertionError("a message did not come") from None
 
     def until(self, last: bytes) -> list[bytes]:
-        """Return what comes before a payload."""
+        """Return the payloads before this one."""
         return list(iter(self.next, last))
 
     def fall_silent(self) -> None:
-        """Keep the connection open, and neither read nor send any more."""
+        """Keep the connection open, and stop reading and sending."""
         self._paho.loop_stop()
 
     def pull_cable(self) -> None:
@@ -111,16 +115,16 @@ class Client:
         client.disconnect()
         client.loop_stop()
         self.pull_cable()
-        # It closes its last sockets when nothing refers to it any more.
+        # The client closes its last sockets when nothing refers to it.
         client.on_connect = client.on_disconnect = client.on_message = None
         client.on_publish = client.on_subscribe = None
 
 
 @contextmanager
 def connected(
-    broker: BrokerProcess, name: str, *reads: str, **how: Any
+    broker: BrokerProcess, name: str, *reads: str, **options: Any
 ) -> Iterator[Client]:
-    client = Client(broker, name, *reads, **how)
+    client = Client(broker, name, *reads, **options)
     try:
         client.connect()
         client.wait_subscribed()
@@ -129,7 +133,7 @@ def connected(
         client.end()
 
 
-def test_who_connects_again_before_the_old_connection_has_ended_hears_on(
+def test_a_client_that_reconnects_before_the_old_connection_ends_receives_messages(
     broker: BrokerProcess,
 ) -> None:
     with (
@@ -138,17 +142,19 @@ def test_who_connects_again_before_the_old_connection_has_ended_hears_on(
         connected(broker, "device-0", will=b"dead") as new,
     ):
         assert old.gone.wait(LIMIT)
-        # More than one: what the broker does after the old one's end comes between.
+        # Many: the broker cleans up the old connection in between.
         for number in range(100):
             order = b"%d" % number
             server.publish(topics.order(RUN), order)
             assert new.next() == order
-        # Nor is a client that lives reported as dead.
+        # A client that lives is not reported as dead.
         new.publish(topics.status("device-0"), END)
         assert server.until(END) == []
 
 
-def test_who_connects_many_times_at_once_hears_on(broker: BrokerProcess) -> None:
+def test_a_client_that_connects_many_times_at_once_receives_messages(
+    broker: BrokerProcess,
+) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(connected(broker, COORDINATOR))
         clients = [Client(broker, "device-1") for _ in range(8)]
@@ -163,7 +169,7 @@ def test_who_connects_many_times_at_once_hears_on(broker: BrokerProcess) -> None
         last.until(END)
 
 
-def test_what_was_acknowledged_is_delivered_even_if_its_sender_is_gone(
+def test_an_acknowledged_message_is_delivered_even_if_its_sender_is_gone(
     broker: BrokerProcess,
 ) -> None:
     sent = [b"%d" % number for number in range(200)]
@@ -173,23 +179,25 @@ def test_what_was_acknowledged_is_delivered_even_if_its_sender_is_gone(
     ):
         device.leaves_after = len(sent)
         device.publish(topics.reply("device-2"), *sent)
-        device.wait_taken(len(sent))
+        device.wait_acknowledged(len(sent))
         assert [server.next() for _ in sent] == sent
 
 
-def test_who_says_goodbye_is_not_reported_as_dead(broker: BrokerProcess) -> None:
+def test_a_client_that_disconnects_is_not_reported_as_dead(
+    broker: BrokerProcess,
+) -> None:
     reads = topics.reply("device-3"), topics.status("device-3")
     with connected(broker, COORDINATOR, *reads) as server:
         sent = [b"%d" % number for number in range(50)]
         with connected(broker, "device-3", will=b"dead") as device:
             device.publish(topics.reply("device-3"), *sent)
-            device.wait_taken(len(sent))
+            device.wait_acknowledged(len(sent))
         with connected(broker, "device-3") as device:
             device.publish(topics.reply("device-3"), END)
             assert server.until(END) == sent
 
 
-def test_who_connects_gets_no_retained_message_of_others(
+def test_a_new_client_gets_no_retained_message_of_others(
     broker: BrokerProcess,
 ) -> None:
     offer = topics.offer("device-4")
@@ -201,10 +209,12 @@ def test_who_connects_gets_no_retained_message_of_others(
             device.publish(topics.reply("device-4"), END)
             assert server.until(END) == []
             server.publish(offer, b"", retain=True)
-            server.wait_taken(1)
+            server.wait_acknowledged(1)
 
 
-def test_what_was_not_acknowledged_comes_again(broker: BrokerProcess) -> None:
+def test_a_message_without_acknowledgement_is_delivered_again(
+    broker: BrokerProcess,
+) -> None:
     with connected(broker, COORDINATOR) as server:
         with connected(broker, "device-5", acknowledges=False) as device:
             server.publish(topics.order(RUN), b"1", b"2")
@@ -219,19 +229,19 @@ def test_what_was_not_acknowledged_comes_again(broker: BrokerProcess) -> None:
             assert device.until(END) == []
 
 
-def test_what_was_kept_comes_before_what_is_newer(broker: BrokerProcess) -> None:
+def test_stored_messages_come_before_newer_ones(broker: BrokerProcess) -> None:
     with connected(broker, "device-6"):
         pass
     with connected(broker, COORDINATOR) as server:
         sent = [b"%d" % number for number in range(300)]
         server.publish(topics.order(RUN), *sent[:100])
-        server.wait_taken(100)
+        server.wait_acknowledged(100)
         server.publish(topics.order(RUN), *sent[100:], END)
         with connected(broker, "device-6") as device:
             assert device.until(END) == sent
 
 
-def test_who_is_silent_beyond_its_keep_alive_is_reported(
+def test_a_client_that_is_silent_beyond_its_keep_alive_is_reported(
     broker: BrokerProcess,
 ) -> None:
     with (
@@ -242,8 +252,10 @@ def test_who_is_silent_beyond_its_keep_alive_is_reported(
         assert server.next() == b"dead"
 
 
-def test_who_publishes_where_nobody_may_is_cut_off(embedded: BrokerProcess) -> None:
-    # amqtt stops to listen to it, and leaves the connection open.
+def test_a_client_that_publishes_to_a_forbidden_topic_is_cut_off(
+    embedded: BrokerProcess,
+) -> None:
+    # amqtt stops reading from it, but leaves the connection open.
     with (
         connected(embedded, COORDINATOR, topics.status("device-8")) as server,
         connected(embedded, "device-8", will=b"dead") as device,
@@ -253,16 +265,18 @@ def test_who_publishes_where_nobody_may_is_cut_off(embedded: BrokerProcess) -> N
         assert server.next() == b"dead"
 
 
-def test_without_a_certificate_nobody_gets_in(broker: BrokerProcess) -> None:
+def test_a_client_without_a_certificate_cannot_connect(broker: BrokerProcess) -> None:
     tls = ssl.create_default_context(cafile=identity_of(broker.certs, "device-9").ca)
     connect = bytes.fromhex("10 14 0004 4d515454 04 00 003c 0008") + b"device-9"
     with socket.create_connection(("127.0.0.1", broker.port), LIMIT) as plain:
         try:
-            # With TLS 1.3 a client learns what the broker thinks of it only later.
+            # With TLS 1.3 a client learns only later that the broker refuses it.
             with tls.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped:
                 wrapped.sendall(connect)
                 answer = wrapped.recv(1)
         except (ssl.SSLError, ConnectionError) as error:
-            assert not isinstance(error, ssl.SSLCertVerificationError)  # ours of it
+            assert not isinstance(
+                error, ssl.SSLCertVerificationError
+            )  # the client's own check
             answer = b""
     assert answer == b""

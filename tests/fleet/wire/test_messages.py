@@ -1,4 +1,4 @@
-"""Messages: the bytes, what a reader refuses, and how large they are."""
+"""Messages: bytes, refusals, and sizes."""
 
 import math
 from typing import Any
@@ -43,7 +43,7 @@ def test_the_bytes_carry_kind_and_version(message: Message) -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m.kind)
-def test_every_key_is_needed_and_no_other_is_taken(message: Message) -> None:
+def test_every_key_is_needed_and_no_other_is_accepted(message: Message) -> None:
     plain = decode(message.to_bytes())
     for key in plain:
         if key not in ("theta", "reason", "drift_momentum"):
@@ -52,7 +52,7 @@ def test_every_key_is_needed_and_no_other_is_taken(message: Message) -> None:
                 type(message).from_value(less)
     with pytest.raises(MessageError, match="unknown key 'extra'"):
         type(message).from_value(plain | {"extra": 1})
-    with pytest.raises(MessageError, match="version 2 is not spoken"):
+    with pytest.raises(MessageError, match="version 2 is not supported"):
         type(message).from_value(plain | {"v": 2})
     with pytest.raises(MessageError, match="kind"):
         type(message).from_value(plain | {"kind": "other"})
@@ -124,8 +124,8 @@ def test_any_bytes_are_a_reply_or_an_error(data: bytes) -> None:
 @given(st.data())
 def test_a_changed_byte_never_crashes_a_reader(data: st.DataObject) -> None:
     good = bytearray(offer().to_bytes())
-    place = data.draw(st.integers(0, len(good) - 1))
-    good[place] = data.draw(st.integers(0, 255))
+    index = data.draw(st.integers(0, len(good) - 1))
+    good[index] = data.draw(st.integers(0, 255))
     try:
         read = RunOffer.from_bytes(bytes(good))
     except MessageError:
@@ -164,14 +164,14 @@ def test_numbers_are_little_endian() -> None:
 
 
 def test_encoding_is_stable() -> None:
-    # Stored answers and signatures rest on these bytes: they change with VERSION only.
-    known = "a5617601"  # a map of 5: v = 1; then keys by length, then by letter
-    known += "6372756e50000102030405060708090a0b0c0d0e0f"  # run
-    known += "646b696e64656f72646572"  # kind = order
-    known += "65726f756e6401"  # round = 1
-    known += "6574686574614400000000"  # theta
-    assert order(theta=bytes(4)).to_bytes().hex() == known
-    assert encode(decode(bytes.fromhex(known))).hex() == known
+    # Stored answers and signatures depend on these bytes: only VERSION may change them.
+    encoded = "a5617601"  # a map of 5: v = 1; then keys by length, then by letter
+    encoded += "6372756e50000102030405060708090a0b0c0d0e0f"  # run
+    encoded += "646b696e64656f72646572"  # kind = order
+    encoded += "65726f756e6401"  # round = 1
+    encoded += "6574686574614400000000"  # theta
+    assert order(theta=bytes(4)).to_bytes().hex() == encoded
+    assert encode(decode(bytes.fromhex(encoded))).hex() == encoded
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Signatures: only what a trusted coordinator wrote, exactly as it wrote it."""
+"""Signatures: only unchanged messages of trusted coordinators are accepted."""
 
 from pathlib import Path
 
@@ -22,21 +22,21 @@ def test_what_was_signed_is_opened() -> None:
     assert key == SIGNER.public_key
 
 
-def test_each_flipped_bit_is_found() -> None:
+def test_each_flipped_bit_is_detected() -> None:
     signed = SIGNER.sign(order())
-    for place in range(len(signed) * 8):
+    for bit in range(len(signed) * 8):
         changed = bytearray(signed)
-        changed[place // 8] ^= 1 << place % 8
+        changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(MessageError):
             TRUST.open(bytes(changed))
 
 
-def test_a_strangers_signature_does_not_count() -> None:
+def test_a_strangers_signature_is_invalid() -> None:
     with pytest.raises(UntrustedError, match="no trusted coordinator"):
         TRUST.open(Signer.generate().sign(order()))
 
 
-def test_a_signature_for_another_use_does_not_count() -> None:
+def test_a_signature_for_another_purpose_is_invalid() -> None:
     body = order().to_bytes()
     key = load_pem_private_key(SIGNER.to_pem(), password=None)
     assert isinstance(key, Ed25519PrivateKey)

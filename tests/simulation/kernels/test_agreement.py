@@ -63,7 +63,7 @@ def labels(loss: Loss) -> Labels:
 
 
 def full_plan(
-    learning_rate: float = 0.7, tau: int = 3, drift_control: bool = False
+    learning_rate: float = 0.7, tau: int = 3, drift_correction: bool = False
 ) -> RoundPlan:
     return RoundPlan(
         tau=tau,
@@ -72,7 +72,7 @@ def full_plan(
         noise_std=0.0,
         weights=WEIGHTS,
         sampling="full",
-        drift_control=drift_control,
+        drift_correction=drift_correction,
     )
 
 
@@ -96,10 +96,10 @@ def test_rounds_replies_and_sweeps_take_the_references_steps(
     swept = sweep_runs(packed, theta, plans, rounds=[4] * 5, seeds=[1, 2])
     assert swept[:, 0] == pytest.approx(np.stack(expected), abs=2e-5)
     assert swept[:, 1] == pytest.approx(np.stack(expected), abs=2e-5)
-    alone = sweep_runs(packed, theta, plans[:1], rounds=[4], seeds=[1])
-    assert alone[0, 0] == pytest.approx(expected[0], abs=2e-5)
+    single = sweep_runs(packed, theta, plans[:1], rounds=[4], seeds=[1])
+    assert single[0, 0] == pytest.approx(expected[0], abs=2e-5)
     if isinstance(packed.rows, SparseRows):
-        return  # the rest shares its steps with the above, and takes long to compile
+        return  # the rest shares its steps with the above and compiles slowly
     models = run_rounds(packed, theta, plans[0], rounds=4, seed=1)
     assert models[-1] == pytest.approx(expected[0], abs=2e-5)
     replies = device_replies(packed, theta, plans[0], seed=1)
@@ -107,11 +107,11 @@ def test_rounds_replies_and_sweeps_take_the_references_steps(
 
 
 @pytest.mark.parametrize("loss", [LOSSES[0], LOSSES[4]], ids=lambda loss: loss.name)
-def test_drift_control_takes_the_references_steps(loss: Loss) -> None:
+def test_drift_correction_takes_the_references_steps(loss: Loss) -> None:
     x, y = rows("dense"), labels(loss)
     packed = pack_rows(x, y, OFFSETS, loss=loss)
     theta = np.random.default_rng(9).normal(size=packed.num_params)
-    plans = [full_plan(rate, drift_control=True) for rate in (0.7, 0.1, 0.2, 0.3)]
+    plans = [full_plan(rate, drift_correction=True) for rate in (0.7, 0.1, 0.2, 0.3)]
     expected = [reference(loss, x, y, theta, plan, 4) for plan in plans]
     assert np.abs(expected[0] - reference(loss, x, y, theta, full_plan(), 4)).max() > (
         1e-3
@@ -123,24 +123,24 @@ def test_drift_control_takes_the_references_steps(loss: Loss) -> None:
     assert models[-1] == pytest.approx(expected[0], abs=2e-5)
 
 
-def test_drift_control_ends_the_bias_of_local_steps() -> None:
+def test_drift_correction_removes_the_bias_of_local_steps() -> None:
     x, loss = rows("dense"), Logistic(l2=0.1)
     y = labels(loss)
     packed = pack_rows(x, y, OFFSETS, loss=loss)
     start = np.zeros(packed.num_params)
 
-    def end(tau: int, rounds: int, drift_control: bool = False) -> Floats:
-        plan = full_plan(tau=tau, drift_control=drift_control)
+    def end(tau: int, rounds: int, drift_correction: bool = False) -> Floats:
+        plan = full_plan(tau=tau, drift_correction=drift_correction)
         return np.asarray(run_rounds(packed, start, plan, rounds=rounds, seed=1)[-1])
 
     optimum = end(tau=1, rounds=2000)
     assert np.abs(end(tau=20, rounds=400) - optimum).max() > 1e-2
-    assert end(tau=20, rounds=400, drift_control=True) == pytest.approx(
+    assert end(tau=20, rounds=400, drift_correction=True) == pytest.approx(
         optimum, abs=1e-4
     )
 
 
-def test_with_drift_control_the_mean_has_the_noise_of_every_device() -> None:
+def test_with_drift_correction_the_mean_has_the_noise_of_every_device() -> None:
     loss = Logistic()
     y = labels(loss)
     packed = pack_rows(rows("dense"), y, OFFSETS, loss=loss)
@@ -152,7 +152,7 @@ def test_with_drift_control_the_mean_has_the_noise_of_every_device() -> None:
             noise_std=std,
             weights=WEIGHTS,
             sampling="full",
-            drift_control=True,
+            drift_correction=True,
         )
         for std in (np.zeros(4), np.array([1.0, 2.0, 3.0, 4.0]))
     )
@@ -163,7 +163,7 @@ def test_with_drift_control_the_mean_has_the_noise_of_every_device() -> None:
         for s in range(300)
     ]
     expected = np.sqrt(np.sum((WEIGHTS * [1.0, 2.0, 3.0, 4.0]) ** 2))
-    # 300 x 37 normals: their spread is known to 0.7 %; four times that
+    # 300 x 37 normals: the standard error of their spread is 0.7 %; four times that
     assert np.std(noise) == pytest.approx(expected, rel=0.03)
 
 
@@ -173,7 +173,7 @@ def test_merged_columns_take_the_references_steps() -> None:
     packed = pack_rows(x, y, OFFSETS, loss=loss)
     one_by_one = pack_rows(x, y, np.array([0, len(y)]), loss=loss)
     assert one_by_one.merged is not None
-    assert packed.merged is None  # its devices are too small for that to pay
+    assert packed.merged is None  # its devices have too few rows
     merged = PackedRows(
         loss=loss,
         dim=packed.dim,
@@ -186,7 +186,7 @@ def test_merged_columns_take_the_references_steps() -> None:
     )
 
 
-def test_layouts_are_found_from_the_rows() -> None:
+def test_the_layout_follows_from_the_rows() -> None:
     y = labels(Logistic())
     kinds = [
         type(pack_rows(rows(kind), y, OFFSETS, loss=Logistic()).rows)

@@ -36,30 +36,30 @@ def normals(count: int, *parts: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def many() -> np.ndarray:
+def sample() -> np.ndarray:
     return normals(8_000_000, 11, 0, 0, 1)
 
 
-def test_normals_pass_a_kolmogorov_smirnov_test(many: np.ndarray) -> None:
-    assert stats.kstest(many[:1_000_000], "norm").pvalue > 1e-3
+def test_normals_pass_a_kolmogorov_smirnov_test(sample: np.ndarray) -> None:
+    assert stats.kstest(sample[:1_000_000], "norm").pvalue > 1e-3
 
 
-def test_moments_of_the_normals(many: np.ndarray) -> None:
+def test_moments_of_the_normals(sample: np.ndarray) -> None:
     # Variances of z, z^2, z^3 and z^4 are 1, 2, 15 and 96.
     for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
-        error = 5 * (variance / len(many)) ** 0.5
-        assert np.mean(many**power) == pytest.approx(expected, abs=error)
+        error = 5 * (variance / len(sample)) ** 0.5
+        assert np.mean(sample**power) == pytest.approx(expected, abs=error)
 
 
 @pytest.mark.parametrize("limit", [2.0, 3.0, 4.0, 4.5, 5.0])
-def test_tails_of_the_normals(many: np.ndarray, limit: float) -> None:
+def test_tails_of_the_normals(sample: np.ndarray, limit: float) -> None:
     chance = stats.norm.sf(limit)
-    for count in (np.sum(many > limit), np.sum(many < -limit)):
-        assert stats.binomtest(int(count), len(many), chance).pvalue > 1e-4
+    for count in (np.sum(sample > limit), np.sum(sample < -limit)):
+        assert stats.binomtest(int(count), len(sample), chance).pvalue > 1e-4
 
 
-def test_two_normals_of_one_word_are_independent(many: np.ndarray) -> None:
-    first, second = many.reshape(2, -1)
+def test_two_normals_of_one_word_are_independent(sample: np.ndarray) -> None:
+    first, second = sample.reshape(2, -1)
     for power in (1, 2):
         correlation = np.corrcoef(first**power, second**power)[0, 1]
         assert abs(correlation) < 5 * len(first) ** -0.5
@@ -105,7 +105,7 @@ def test_every_row_and_every_pair_is_drawn_equally_often(
     assert rows.sum() == size * repeats  # always `size` distinct rows
 
 
-def test_poisson_batches_draw_each_row_on_its_own() -> None:
+def test_poisson_batches_draw_rows_independently() -> None:
     num_samples, size, repeats = 50, 10, 20_000
     rows = np.empty(num_samples + 16, dtype=np.uint32)
     included = np.zeros((repeats, num_samples), dtype=bool)
@@ -123,7 +123,7 @@ Formula = Callable[[Lanes], Lanes]
 
 
 def over_runs(formula: Formula, x: np.ndarray) -> np.ndarray:
-    """Return a formula of every number."""
+    """Apply a formula to every number."""
 
     def code(typing: Any, run: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -176,13 +176,13 @@ def test_exp_of_single_numbers() -> None:
     assert out == pytest.approx(np.exp(x.astype(np.float64)), rel=4e-7)
 
 
-def test_exp_stays_finite_far_out() -> None:
+def test_exp_of_large_numbers_is_finite() -> None:
     @njit
     def call(x: Any) -> Any:
         return fast_exp(x)
 
-    far = np.array([1e30, -1e30, 200, -200], dtype=np.float32)
-    for values in (over_runs(formulas.exponential, far), [call(x) for x in far]):
+    large = np.array([1e30, -1e30, 200, -200], dtype=np.float32)
+    for values in (over_runs(formulas.exponential, large), [call(x) for x in large]):
         assert np.isfinite(values).all()
         assert max(values[1], values[3]) < 1e-37
 
@@ -197,12 +197,12 @@ def test_words_hold_the_codes_of_every_row(width: int, dim: int) -> None:
     assert rows.words.dtype == (np.uint32 if dim < 256 else np.uint64)
     bits = 8 * rows.words.itemsize // 4
     shifts = bits * np.arange(4, dtype=np.uint64)
-    found = (rows.words[:, None].astype(np.uint64) >> shifts) & np.uint64(2**bits - 1)
-    assert np.array_equal(found.reshape(5, -1)[:, :width], codes)
-    assert (found.reshape(5, -1)[:, width:] == dim).all()
+    decoded = (rows.words[:, None].astype(np.uint64) >> shifts) & np.uint64(2**bits - 1)
+    assert np.array_equal(decoded.reshape(5, -1)[:, :width], codes)
+    assert (decoded.reshape(5, -1)[:, width:] == dim).all()
 
 
-def test_codes_that_come_as_bytes_are_not_copied() -> None:
+def test_codes_in_bytes_are_not_copied() -> None:
     codes = np.zeros((6, 8), dtype=np.uint8)
     y, offsets = np.zeros(6, dtype=np.int64), np.array([0, 6])
     packed = pack_one_hot(codes, y, offsets, dim=9, loss=Logistic())

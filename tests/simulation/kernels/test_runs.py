@@ -49,7 +49,7 @@ def reference_runs(plan: RoundPlan, repeats: int) -> np.ndarray:
     finals = np.empty((repeats, 3))
     for repeat in range(repeats):
         theta: Floats = np.zeros(3)
-        deals = [rng.permutation(int(n)) for n in SIZES]  # for cyclic batches
+        orders = [rng.permutation(int(n)) for n in SIZES]  # for cyclic batches
         for number in range(ROUNDS):
             replies = [
                 local_steps(
@@ -63,7 +63,7 @@ def reference_runs(plan: RoundPlan, repeats: int) -> np.ndarray:
                     batch=Batch(sampling=plan.sampling, size=int(sizes[m])),
                     rng=rng,
                     first_step=number * plan.tau,
-                    dealt=deals[m],
+                    permutation=orders[m],
                 )
                 for m in range(2)
             ]
@@ -72,14 +72,14 @@ def reference_runs(plan: RoundPlan, repeats: int) -> np.ndarray:
     return finals
 
 
-def assert_same_distribution(ours: np.ndarray, theirs: np.ndarray) -> None:
+def assert_same_distribution(actual: np.ndarray, expected: np.ndarray) -> None:
     """Compare mean and covariance of models and mean loss within 5 standard errors."""
     for statistic in (
         lambda t: t,
         lambda t: np.einsum("ni,nj->nij", t - t.mean(0), t - t.mean(0)),
         lambda t: np.array([LOSS.value(row, X, Y) for row in t]),
     ):
-        a, b = statistic(ours), statistic(theirs)
+        a, b = statistic(actual), statistic(expected)
         error = np.sqrt(a.var(axis=0) / len(a) + b.var(axis=0) / len(b))
         assert (np.abs(a.mean(axis=0) - b.mean(axis=0)) < 5 * error).all()
 
@@ -89,10 +89,10 @@ def test_final_models_have_the_references_distribution(
     packed: PackedRows, sampling: Sampling
 ) -> None:
     plan = replace(PLAN, sampling=sampling)
-    theirs = reference_runs(plan, 2500)
+    expected = reference_runs(plan, 2500)
     theta = np.zeros(3)
     swept = sweep_runs(packed, theta, [plan], rounds=[ROUNDS], seeds=range(20_000))
-    assert_same_distribution(swept[0], theirs)
+    assert_same_distribution(swept[0], expected)
     lanes = sweep_runs(
         packed, theta, [plan] * 4, rounds=[ROUNDS] * 4, seeds=range(20_000)
     )
@@ -123,7 +123,7 @@ def test_smaller_batches_in_other_lanes_have_the_references_distribution(
 def test_results_do_not_depend_on_the_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernels, "_WORTH_THREADS", 0.0)  # so short a run takes one
+    monkeypatch.setattr(kernels, "_WORTH_THREADS", 0.0)  # else a short run uses one
     rng = np.random.default_rng(3)
     columns = np.stack([g * 4 + rng.integers(0, 4, 600) for g in range(4)], axis=1)
     offsets = np.arange(0, 601, 2)
@@ -155,20 +155,22 @@ def test_seeds_differ_and_a_seed_repeats(packed: PackedRows) -> None:
 
 
 def test_a_run_can_be_continued(packed: PackedRows) -> None:
-    whole = run_rounds(packed, np.zeros(3), PLAN, rounds=5, seed=1)
-    rest = run_rounds(packed, whole[1], PLAN, rounds=3, seed=1, first_step=2 * PLAN.tau)
-    assert np.array_equal(whole[2:], rest)
+    uninterrupted = run_rounds(packed, np.zeros(3), PLAN, rounds=5, seed=1)
+    rest = run_rounds(
+        packed, uninterrupted[1], PLAN, rounds=3, seed=1, first_step=2 * PLAN.tau
+    )
+    assert np.array_equal(uninterrupted[2:], rest)
 
 
 def test_a_device_of_weight_zero_changes_nothing(packed: PackedRows) -> None:
-    alone = replace(PLAN, weights=np.array([1.0, 0.0]))
-    louder = replace(alone, noise_std=np.array([0.3, 100.0]))
+    single = replace(PLAN, weights=np.array([1.0, 0.0]))
+    louder = replace(single, noise_std=np.array([0.3, 100.0]))
     models = [
         run_rounds(packed, np.zeros(3), plan, rounds=2, seed=1)
-        for plan in (alone, louder)
+        for plan in (single, louder)
     ]
     assert np.array_equal(models[0], models[1])
-    replies = device_replies(packed, np.zeros(3), alone, seed=1)
+    replies = device_replies(packed, np.zeros(3), single, seed=1)
     assert np.isfinite(replies[0]).all()
     assert np.isnan(replies[1]).all()
 
@@ -194,7 +196,7 @@ def test_poisson_divides_by_the_public_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         {"batch_size": 26},
         {"batch_size": 0},
@@ -206,10 +208,10 @@ def test_poisson_divides_by_the_public_size() -> None:
         {"sampling": "half"},
     ],
 )
-def test_plans_the_kernels_could_not_survive_are_refused(
-    packed: PackedRows, wrong: dict[str, object]
+def test_invalid_plans_are_refused(
+    packed: PackedRows, invalid: dict[str, object]
 ) -> None:
-    plan = replace(PLAN, **wrong)  # type: ignore[arg-type]
+    plan = replace(PLAN, **invalid)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError):
         run_rounds(packed, np.zeros(3), plan, rounds=1, seed=0)
 

@@ -21,8 +21,8 @@ def device(
         bool,
         typer.Option(
             "--check",
-            help="Read the policy, the data and the ledger, say what they are, and "
-            "stop; no broker is asked.",
+            help="Read the policy, the data and the ledger, show them, and exit; no "
+            "connection is made.",
         ),
     ] = False,
     as_json: Annotated[
@@ -36,8 +36,8 @@ def device(
 ) -> None:
     """Guard a device: answer orders within its owner's policy and budgets.
 
-    Runs until it is stopped. Orders that it refuses cost nothing; what it answers is
-    charged, on disk, before data are touched.
+    Runs until it is stopped. A refused order costs nothing. An answered one is charged,
+    on disk, before data are read.
     """
     if check:
         _show(policy, as_json=as_json)
@@ -48,18 +48,18 @@ def device(
 
 
 def _show(path: str, *, as_json: bool) -> None:
-    """Print what the device would make public, and where its ledger stands."""
+    """Print the device's public declaration and its ledger."""
     from fedbudget.fleet.device.guard import Guard
     from fedbudget.fleet.device.policy import read_policy
     from fedbudget.fleet.device.statement import read_statement
 
     policy = read_policy(path)
     guard = Guard(policy)
-    declared = guard.declaration
+    declaration = guard.declaration
     guard.close()
     statement = read_statement(policy.ledger)
     if as_json:
-        public = {name: getattr(declared, name) for name in declared.checks}
+        public = {name: getattr(declaration, name) for name in declaration.checks}
         print_json({"declaration": public, "ledger": statement.to_dict()})
         return
     from fedbudget.cli.views.layout import new_page, show_heading, show_pairs
@@ -68,17 +68,17 @@ def _show(path: str, *, as_json: bool) -> None:
     spent = rounded_up(statement.epsilon)
 
     with new_page() as console:
-        console.print(f"device {declared.device}", style="bold", markup=False)
-        show_heading(console, "Made public")
+        console.print(f"device {declaration.device}", style="bold", markup=False)
+        show_heading(console, "Public declaration")
         show_pairs(
             console,
             [
-                (name.replace("_", " "), str(getattr(declared, name)))
-                for name in declared.checks
+                (name.replace("_", " "), str(getattr(declaration, name)))
+                for name in declaration.checks
                 if name != "device"
             ],
         )
-        show_heading(console, "Kept private: the ledger")
+        show_heading(console, "Private ledger")
         show_pairs(
             console,
             [

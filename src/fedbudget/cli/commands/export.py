@@ -23,7 +23,7 @@ def export(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Write the released model of a run for other programs."""
+    """Export the model of a run: ONNX, scikit-learn or JSON."""
     from fedbudget.interop.export import LinearModel
 
     model = LinearModel.from_run(run)
@@ -37,5 +37,5 @@ def export(
 
     with new_page() as console:
         show_line(console, f"{out}: {model.loss}, {model.dim} columns, {kind}")
-        show_line(console, "rows must be encoded as in training, by the same schema")
-        show_line(console, f"promised: {model.privacy}")
+        show_line(console, "encode rows as in training, with the same schema")
+        show_line(console, f"privacy: {model.privacy}")

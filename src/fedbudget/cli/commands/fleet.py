@@ -1,4 +1,4 @@
-"""`fedbudget fleet`: what a fleet on one machine needs."""
+"""`fedbudget fleet`: a fleet on one machine."""
 
 import tempfile
 from contextlib import ExitStack
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fedbudget.fleet.demo import TrialFleet
 
 fleet = typer.Typer(
-    help="A fleet on this machine: broker and demonstration.",
+    help="A fleet on this machine: a broker, and a demo.",
     add_completion=False,
     no_args_is_help=True,
     cls=PlainGroup,
@@ -45,19 +45,21 @@ def broker(
         str,
         typer.Option(
             metavar="FOLDER",
-            help="What fedbudget certs has made. Required.",
+            help="Output folder of fedbudget certs. Required.",
             show_default=False,
         ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = HOST,
     port: Annotated[
         int,
-        typer.Option(parser=parse_whole, help="Port to listen on; 0 takes a free one."),
+        typer.Option(
+            parser=parse_whole, help="Port to listen on; 0 selects a free one."
+        ),
     ] = TLS_PORT,
 ) -> None:
-    """Run an MQTT broker for a trial: mutual TLS, and rules for who says what.
+    """Run the embedded MQTT broker, for trials: mutual TLS and access rules.
 
-    It keeps nothing when it is stopped. For a fleet that has to last, see deploy/.
+    It stores nothing on disk. For a permanent fleet, see deploy/.
     """
     from fedbudget.fleet.transport.amqtt_broker import run_broker
     from fedbudget.fleet.transport.certificates import identity_of
@@ -66,7 +68,7 @@ def broker(
         identity_of(certs, "broker"),
         host=host,
         port=port,
-        on_ready=lambda taken: typer.echo(f"listening on {host}:{taken}"),
+        on_ready=lambda number: typer.echo(f"listening on {host}:{number}"),
     )
 
 
@@ -77,7 +79,7 @@ def demo(
         float,
         typer.Option(
             parser=parse_number,
-            help="Privacy each device may lose, no unit.",
+            help="Privacy budget of each device, no unit.",
             rich_help_panel=BUDGETS,
         ),
     ] = FIRST_EPSILON,
@@ -93,20 +95,20 @@ def demo(
         float,
         typer.Option(
             parser=parse_number,
-            help=f"What each device may spend; a round costs {COMMUNICATION_PRICE}, "
+            help=f"Cost budget of each device; a round costs {COMMUNICATION_PRICE}, "
             f"a step {COMPUTATION_PRICE}.",
             rich_help_panel=BUDGETS,
         ),
     ] = FIRST_COST,
     seed: Annotated[
-        int, typer.Option(parser=parse_whole, help="Of the split of the rows.")
+        int, typer.Option(parser=parse_whole, help="Seed of the split of the rows.")
     ] = SEED,
     out: Annotated[
         str | None,
         typer.Option(
             metavar="FOLDER",
             help="Folder for keys, ledgers, logs and the run; it must not exist. "
-            "Default: a new one among the temporary files.",
+            "Default: a new temporary folder.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),
@@ -115,15 +117,15 @@ def demo(
 ) -> None:
     """Run a whole fleet on this machine: broker, coordinator and 16 devices.
 
-    Adult's rows, one level of education on each device; mutual TLS; every device
-    guards its own rows and ledger in a process of its own.
+    Each device is a process with its own rows and ledger: one level of education of the
+    Adult data. All connections use mutual TLS.
     """
     from fedbudget.data import load
     from fedbudget.errors import RecordError
     from fedbudget.fleet.demo import Terms, TrialFleet, compare
 
     if out is not None and Path(out).exists():
-        raise RecordError(f"{out} is already there: choose another folder")
+        raise RecordError(f"{out} exists already: choose another folder")
     terms = Terms(epsilon=epsilon, delta=delta, cost=cost)
     folder = Path(out or tempfile.mkdtemp(prefix="fedbudget-fleet-"))
     with ExitStack() as stack:
@@ -143,7 +145,7 @@ def demo(
 
 
 def _watch(trial: "TrialFleet", *, live: bool) -> None:
-    """Show the run while it goes on."""
+    """Show the state of the run until it ends."""
     from rich.console import Console
     from rich.live import Live
 

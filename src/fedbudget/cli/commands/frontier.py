@@ -53,13 +53,13 @@ def frontier(
     *,
     epsilons: Annotated[
         str,
-        typer.Option(help="Privacy budgets to try, no unit.", rich_help_panel=BUDGETS),
+        typer.Option(help="Privacy budgets to try.", rich_help_panel=BUDGETS),
     ] = ",".join(f"{epsilon:g}" for epsilon in EPSILONS),
     costs: Annotated[
         str | None,
         typer.Option(
-            help="Cost budgets to try, in the prices' unit. Default: 2 to 10 times the "
-            "price of a round with one step.",
+            help="Cost budgets to try, in the unit of the prices. Default: 2 to 10 "
+            "times the price of a round with one step.",
             show_default=False,
             rich_help_panel=BUDGETS,
         ),
@@ -92,7 +92,7 @@ def frontier(
     seed: SplitSeed = SEED,
     as_json: AsJson = False,
 ) -> None:
-    """Show what more of each budget would buy: the predicted loss over both."""
+    """Show the predicted loss over both budgets, and what more of each saves."""
     epsilon_axis = parse_numbers("--epsilons", epsilons)
     cost_axis = None if costs is None else parse_numbers("--costs", costs)
     prices = Prices(

@@ -1,4 +1,4 @@
-"""`fedbudget init`: a first `fedbudget.toml` for a table, to be edited."""
+"""`fedbudget init`: write a first `fedbudget.toml` for a table."""
 
 import os
 import warnings
@@ -44,7 +44,7 @@ def init(
     device: Annotated[
         str | None,
         typer.Option(
-            help="The column that names each row's device. Default: none; then give "
+            help="The column that names each row's device. Default: none; then use "
             "--partition.",
             show_default=False,
         ),
@@ -52,7 +52,7 @@ def init(
     partition: Annotated[
         str | None,
         typer.Option(
-            help="Instead of --device, deal the rows out: iid:16, size:60,40, "
+            help="How to partition the rows, instead of --device: iid:16, size:60,40, "
             "dirichlet:16:0.3. Default: by --device.",
             show_default=False,
         ),
@@ -60,7 +60,7 @@ def init(
     drop: Annotated[
         str,
         typer.Option(
-            help="Columns to leave out, such as names: a,b. Default: none.",
+            help="Columns to leave out, separated by commas. Default: none.",
             show_default=False,
         ),
     ] = "",
@@ -68,31 +68,31 @@ def init(
         str, typer.Option(metavar="FILE", help="The file to write.")
     ] = "fedbudget.toml",
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite the file if it is there.")
+        bool, typer.Option("--force", help="Overwrite the file if it exists.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a commented fedbudget.toml for a table: columns, budgets and prices."""
     if (device is None) == (partition is None):
         raise InvalidInputError(
-            "give either --device, the column that says whose a row is, or --partition "
-            "iid:16, to deal the rows out"
+            "give either --device, the column that names each row's device, or "
+            "--partition, such as iid:16"
         )
     if partition is not None:
         parse_partition(partition)
     if Path(out).exists() and not force:
         raise RecordError(
-            f"{out} is already there: choose another file with --out, or overwrite it "
+            f"{out} already exists: choose another file with --out, or overwrite it "
             "with --force"
         )
     dropped = [name.strip() for name in drop.split(",") if name.strip()]
     with progress("reading the table"):
-        found = draft(table, label=label, device=device, drop=dropped)
-    place = os.path.relpath(table, Path(out).resolve().parent)
-    text = "\n".join(_lines(found, place, device, partition)) + "\n"
+        drafted = draft(table, label=label, device=device, drop=dropped)
+    path = os.path.relpath(table, Path(out).resolve().parent)
+    text = "\n".join(_lines(drafted, path, device, partition)) + "\n"
     with whole_file(out) as file:
         file.write(text)
-    columns = len(found.schema.features) + 1
+    columns = len(drafted.schema.features) + 1
     warnings.warn(
         f"the bounds and categories of {columns} columns in {out} were read from the "
         "rows, and no privacy guarantee covers them; replace them by what is publicly "
@@ -101,23 +101,23 @@ def init(
         stacklevel=2,
     )
     if as_json:
-        told = {"rows": found.num_rows, "rows_with_gaps": found.rows_with_gaps}
-        print_json({"file": out, **told, **found.schema.to_dict()})
+        counts = {"rows": drafted.num_rows, "rows_with_gaps": drafted.rows_with_gaps}
+        print_json({"file": out, **counts, **drafted.schema.to_dict()})
         return
     from fedbudget.cli.views.layout import new_page, show_line
 
-    owned = "dealt out" if device is None else counted(found.num_devices, "device")
-    rows = counted(found.num_rows, "row")
+    split = "partitioned" if device is None else counted(drafted.num_devices, "device")
+    rows = counted(drafted.num_rows, "row")
     with new_page() as console:
-        show_line(console, f"{out}: {rows}, {columns} columns, {owned}")
-        if found.rows_with_gaps:
+        show_line(console, f"{out}: {rows}, {columns} columns, {split}")
+        if drafted.rows_with_gaps:
             show_line(
                 console,
-                f"{_gaps(found.rows_with_gaps)} left out "
-                '(missing = "drop"): fill them, or say missing = ... for a column',
+                f"{_gaps(drafted.rows_with_gaps)} left out "
+                '(missing = "drop"): fill them, or set missing = ... for a column',
             )
         show_line(
-            console, f"edit it, then: fedbudget plan {out}, fedbudget train {out}"
+            console, f"edit it, then run: fedbudget plan {out}, fedbudget train {out}"
         )
 
 
@@ -130,63 +130,64 @@ def _gaps(rows: int) -> str:
 
 
 def _lines(
-    found: Draft, table: str, device: str | None, partition: str | None
+    drafted: Draft, table: str, device: str | None, partition: str | None
 ) -> Iterator[str]:
     """Yield the file, line by line."""
-    yield "# What to train on, and within which budgets. Edit it, then:"
+    yield "# Data, budgets and prices of a federated run. Edit this file, then run:"
     yield "#   fedbudget plan fedbudget.toml"
     yield "#   fedbudget train fedbudget.toml"
-    yield "# An option on the command line, such as --epsilon 2, overrules this file."
+    yield "# An option on the command line, such as --epsilon 2, overrides this file."
     yield ""
     yield "[data]"
-    yield f"table = {_text(table)}  # .csv, .csv.gz or .parquet; relative to here"
+    yield f"table = {_text(table)}  # .csv, .csv.gz or .parquet; relative to this file"
     if device is not None:
-        yield f"device = {_text(device)}  # the column that says whose a row is"
+        yield f"device = {_text(device)}  # the column that names each row's device"
     else:
-        yield f"partition = {_text(partition or '')}  # how rows are dealt out"
-    if found.rows_with_gaps:
-        yield f'missing = "drop"  # {found.rows_with_gaps} rows have empty cells'
+        yield f"partition = {_text(partition or '')}  # how to partition the rows"
+    if drafted.rows_with_gaps:
+        yield f'missing = "drop"  # {drafted.rows_with_gaps} rows have empty cells'
     else:
         yield 'missing = "error"  # or "drop": leave out rows with empty cells'
     yield "intercept = true  # add a constant column"
-    yield "# Bounds and categories must not depend on the private rows. Replace those"
-    yield "# below, then set this to true; until then every command warns."
+    yield "# Bounds and categories must not depend on the private rows. Replace them"
+    yield "# below, then set this to true. Until then, every command warns."
     yield "public_bounds = false"
     yield ""
     yield "[label]"
-    yield f"name = {_text(found.schema.label)}"
-    for key, value in _described(found.schema.target):
+    yield f"name = {_text(drafted.schema.label)}"
+    for key, value in _described(drafted.schema.target):
         yield f"{key} = {value}  # {_MARK}"
     yield ""
     yield "# A number is clipped to [low, high]; a category must be one of the values."
     yield '# Also possible: missing = ... for empty cells, other = "ignore" for values'
     yield "# that are not listed. A column without a line is not used."
     yield "[features]"
-    for name, kind in found.schema.features.items():
+    for name, kind in drafted.schema.features.items():
         inside = ", ".join(f"{key} = {value}" for key, value in _described(kind))
         yield f"{_key(name)} = {{ {inside} }}  # {_MARK}"
     yield ""
-    yield from _budgets(found)
+    yield from _budgets(drafted)
 
 
-def _budgets(found: Draft) -> Iterator[str]:
+def _budgets(drafted: Draft) -> Iterator[str]:
     delta = DELTA
-    if delta * found.most_rows >= 1:
-        delta = 10.0 ** (floor(-log10(found.most_rows)) - 1)
+    if delta * drafted.most_rows >= 1:
+        delta = 10.0 ** (floor(-log10(drafted.most_rows)) - 1)
     yield "[budget]  # of every device, for the whole run"
-    epsilon, less = FIRST_EPSILON, "1 to 10 are usual, less is safer"
-    yield f"epsilon = {epsilon}  # privacy it may lose; {less}"
-    yield f"delta = {delta:g}  # less than one over a device's {found.most_rows} rows"
-    yield f"cost = {FIRST_COST}  # what it may spend, in the unit of the prices"
+    usual = "1 to 10 is usual, smaller is more private"
+    yield f"epsilon = {FIRST_EPSILON}  # privacy budget; {usual}"
+    most_rows = f"{drafted.most_rows}, the rows of the largest device"
+    yield f"delta = {delta:g}  # less than 1 / {most_rows}"
+    yield f"cost = {FIRST_COST}  # cost budget, in the unit of the prices"
     yield ""
     yield "[prices]  # in any one unit: seconds, joules, cents"
     of_round, of_step = float(COMMUNICATION_PRICE), float(COMPUTATION_PRICE)
-    yield f"communication = {of_round}  # a round: one download and one upload"
-    yield f"computation = {of_step}  # a local step; fedbudget measure times both"
-    yield "computation_per_sample = 0.0  # of each sample in a step, on top"
+    yield f"communication = {of_round}  # per round: one download and one upload"
+    yield f"computation = {of_step}  # per local step; fedbudget measure measures both"
+    yield "computation_per_sample = 0.0  # in addition, per sample in a step"
     yield ""
-    yield "# A device may set its own; then that stands, whatever is said above:"
-    yield '# [devices."its name"]'
+    yield "# Budgets and prices of a single device override those above:"
+    yield '# [devices."device name"]'
     yield "# epsilon = 1.0"
     yield "# cost = 500.0"
     yield ""
@@ -194,14 +195,14 @@ def _budgets(found: Draft) -> Iterator[str]:
     yield f'planner = "{PLANNER}"  # or "bound", "paper"'
     yield f'accountant = "{ACCOUNTANT}"  # exact; or "zcdp", "pld"'
     yield f'weights = "{WEIGHTING}"  # or "uniform", "size"'
-    yield '# dissimilarity = "mild"  # how unlike the devices are: iid, mild, strong'
-    yield '# loss = "logistic"  # by default what fits the label'
-    yield "# learning_rate = 4.0  # planned, unless given"
+    yield '# dissimilarity = "mild"  # how heterogeneous: iid, mild, strong'
+    yield '# loss = "logistic"  # default: the one that fits the label'
+    yield "# learning_rate = 4.0  # default: planned"
     yield ""
     yield "[train]"
-    yield f"seed = {SEED}  # of how rows are dealt out and split, and of the noise"
-    yield "# personal = true  # let devices adapt the model to their own rows"
-    yield '# out = "runs/first"  # keep the run in this folder'
+    yield f"seed = {SEED}  # of the partition, the split and the noise"
+    yield "# personal = true  # adapt the model on each device to its own rows"
+    yield '# out = "runs/first"  # save the run in this folder'
 
 
 def _described(kind: Feature) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""`fedbudget ledger`: what a device has spent, for its owner."""
+"""`fedbudget ledger`: a device's spending, for its owner."""
 
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -25,7 +25,7 @@ Path: TypeAlias = Annotated[
 
 @ledger.command(cls=PlainCommand)
 def show(path: Path, *, as_json: AsJson = False) -> None:
-    """Show what was spent, of which budget, and in which runs."""
+    """Show the spending, the budgets, and the runs of a device."""
     from fedbudget.fleet.device.statement import read_statement
 
     statement = read_statement(path)
@@ -37,7 +37,7 @@ def show(path: Path, *, as_json: AsJson = False) -> None:
 
 @ledger.command(cls=PlainCommand)
 def verify(path: Path, *, as_json: AsJson = False) -> None:
-    """Check that no entry was edited, removed, moved or cut off; exit 1 if one was."""
+    """Verify that no entry was edited, removed, moved or cut off; exit 1 otherwise."""
     from fedbudget.fleet.device.statement import read_statement
 
     statement = read_statement(path)
@@ -46,7 +46,7 @@ def verify(path: Path, *, as_json: AsJson = False) -> None:
             {"whole": True, "entries": statement.entries, "head": statement.head}
         )
         return
-    typer.echo(f"whole: {statement.entries} entries, the last is {statement.head}")
+    typer.echo(f"intact: {statement.entries} entries, last hash {statement.head}")
 
 
 def _show(statement: "Statement") -> None:
@@ -81,8 +81,8 @@ def _show(statement: "Statement") -> None:
                     "data over time",
                     ", ".join(statement.data_changes[-8:]) or "none yet",
                 ),
-                ("entries", f"{statement.entries}, all whole"),
-                ("last entry", f"{statement.head[:32]} ..."),
+                ("entries", f"{statement.entries}, all intact"),
+                ("last hash", f"{statement.head[:32]} ..."),
             ],
         )
         if not statement.runs:

@@ -1,4 +1,4 @@
-"""`fedbudget measure`: what a step and a round cost on this device."""
+"""`fedbudget measure`: the cost of a step and a round on this device."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -22,8 +22,8 @@ def measure(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A fedbudget.toml, for its largest device. Default: none; then "
-            "--samples and --dim.",
+            help="A fedbudget.toml, which gives the size of a step. Default: none; "
+            "then use --samples and --dim.",
             show_default=False,
         ),
     ] = None,
@@ -32,7 +32,8 @@ def measure(
         int | None,
         typer.Option(
             parser=parse_whole,
-            help="Rows in a local step. Default: those of the config's largest device.",
+            help="Samples in a local step. Default: those of the config's largest "
+            "device.",
             show_default=False,
             rich_help_panel=_WORK,
         ),
@@ -41,7 +42,7 @@ def measure(
         int | None,
         typer.Option(
             parser=parse_whole,
-            help="Columns of a row. Default: those of the config.",
+            help="Number of feature columns. Default: the config's.",
             show_default=False,
             rich_help_panel=_WORK,
         ),
@@ -49,8 +50,8 @@ def measure(
     loss: Annotated[
         str | None,
         typer.Option(
-            help="logistic, softmax, hinge or huber. Default: what fits the config's "
-            "labels, or logistic.",
+            help="logistic, softmax, hinge or huber. Default: the one that fits the "
+            "config's labels, or logistic.",
             show_default=False,
             rich_help_panel=_WORK,
         ),
@@ -59,7 +60,7 @@ def measure(
         int | None,
         typer.Option(
             parser=parse_whole,
-            help="Number of classes, for softmax. Default: 2, or the config's.",
+            help="Number of classes, for softmax. Default: the config's, or 2.",
             show_default=False,
             rich_help_panel=_WORK,
         ),
@@ -68,7 +69,7 @@ def measure(
         float,
         typer.Option(
             parser=parse_number,
-            help="How long to repeat steps, and then rounds.",
+            help="Seconds to repeat steps, and again to repeat rounds.",
             rich_help_panel=_WORK,
         ),
     ] = 1.0,
@@ -76,8 +77,8 @@ def measure(
         float | None,
         typer.Option(
             parser=parse_number,
-            help="What the device draws while it works, in watts. Default: read from "
-            "the processor (RAPL), where that is allowed.",
+            help="Power of the device while it computes, in watts. Default: read from "
+            "the processor (RAPL), if readable.",
             show_default=False,
             rich_help_panel=_ENERGY,
         ),
@@ -86,7 +87,7 @@ def measure(
         str | None,
         typer.Option(
             metavar="seconds|joules",
-            help="Of the prices. Default: joules where they are known, else seconds.",
+            help="Unit of the prices. Default: joules if measured, else seconds.",
             show_default=False,
             rich_help_panel=_ENERGY,
         ),
@@ -95,8 +96,8 @@ def measure(
         str | None,
         typer.Option(
             metavar="HOST[:PORT]",
-            help="The fleet's broker, to send a round's messages through; port 8883 "
-            "unless given. Default: none, TCP on this machine.",
+            help="The fleet's MQTT broker, to send the messages of a round through; "
+            "port 8883 if not given. Default: none; then TCP on this machine.",
             show_default=False,
             rich_help_panel=_LINK,
         ),
@@ -104,7 +105,8 @@ def measure(
     ca: Annotated[
         str | None,
         typer.Option(
-            help="The fleet's authority, ca.pem: turns on TLS. Default: none.",
+            help="Certificate of the fleet's authority, ca.pem; turns on TLS. Default: "
+            "none.",
             show_default=False,
             rich_help_panel=_LINK,
         ),
@@ -112,7 +114,7 @@ def measure(
     certificate: Annotated[
         str | None,
         typer.Option(
-            help="The certificate for measuring, measure.pem. Default: none.",
+            help="Client certificate, measure.pem. Default: none.",
             show_default=False,
             rich_help_panel=_LINK,
         ),
@@ -120,7 +122,7 @@ def measure(
     key: Annotated[
         str | None,
         typer.Option(
-            help="The key of that certificate, measure.key. Default: none.",
+            help="Private key of the certificate, measure.key. Default: none.",
             show_default=False,
             rich_help_panel=_LINK,
         ),
@@ -135,11 +137,11 @@ def measure(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what a step and a round cost on this device: its prices.
+    """Measure the cost of a local step and of a round on this device.
 
-    Steps are those of fedbudget device, ten a round; a round is its messages.
+    A step is one of fedbudget device, ten per round; a round is its messages.
     """
-    from fedbudget.metering import measure as measured_here
+    from fedbudget.metering import measure as measure_work
 
     if write and config is None:
         raise InvalidInputError("--write needs a file to write to: name the config")
@@ -148,57 +150,58 @@ def measure(
         work = _work(read, samples=samples, dim=dim, loss=loss, classes=classes)
     address = _address(broker, ca=ca, certificate=certificate, key=key)
     with progress("timing local steps and rounds"):
-        found = measured_here(**work, seconds=seconds, watts=watts, broker=address)
-    unit = found.units[-1] if unit is None else unit
-    communication, computation = found.prices(unit)
+        measured = measure_work(**work, seconds=seconds, watts=watts, broker=address)
+    unit = measured.units[-1] if unit is None else unit
+    communication, computation = measured.prices(unit)
     prices = {
-        "communication": (communication, f"{unit} for a round ({found.link})"),
+        "communication": (communication, f"{unit} for a round ({measured.link})"),
         "computation": (
             computation,
-            f"{unit} for a step of {work['num_samples']} rows, {found.tau} a round",
+            f"{unit} for a step of {work['num_samples']} rows, "
+            f"{measured.tau} per round",
         ),
-        "computation_per_sample": (0.0, "the step's price holds all of it"),
+        "computation_per_sample": (0.0, "included in the price of a step"),
     }
     if write and config is not None:
         write_prices(config, prices)
     if as_json:
-        print_json(_plain(found, unit, work))
+        print_json(_plain(measured, unit, work))
         return
     from fedbudget.cli.views.measure import show_measured
 
-    show_measured(found, prices, unit=unit, written=config if write else None)
+    show_measured(measured, prices, unit=unit, written=config if write else None)
 
 
 def _address(broker: str | None, **files: str | None) -> "BrokerAddress | None":
-    """Return the broker to measure through, if one is named, and our identity there."""
+    """Return the address of the broker, with our identity, if one is named."""
     from fedbudget.fleet.transport.address import BrokerAddress
     from fedbudget.fleet.transport.certificates import Identity
 
-    given = {name: Path(file) for name, file in files.items() if file is not None}
-    if given and broker is None:
-        raise InvalidInputError(f"--{next(iter(given))} needs a broker: name --broker")
+    paths = {name: Path(file) for name, file in files.items() if file is not None}
+    if paths and broker is None:
+        raise InvalidInputError(f"--{next(iter(paths))} needs a broker: add --broker")
     if broker is None:
         return None
-    if given and (lacking := [name for name in files if name not in given]):
+    if paths and (missing := [name for name in files if name not in paths]):
         raise InvalidInputError(
-            f"--{lacking[0]} is missing: TLS needs --ca, --certificate and --key"
+            f"--{missing[0]} is missing: TLS needs --ca, --certificate and --key"
         )
-    return BrokerAddress(host=broker, identity=Identity(**given) if given else None)
+    return BrokerAddress(host=broker, identity=Identity(**paths) if paths else None)
 
 
-def _work(config: Config | None, **given: Any) -> dict[str, Any]:
-    """Return the size of a step: the config's, but for what the options say."""
-    known = {} if config is None else _shape(config)
-    known |= {name: value for name, value in given.items() if value is not None}
-    if "samples" not in known or "dim" not in known:
+def _work(config: Config | None, **options: Any) -> dict[str, Any]:
+    """Return the size of a step: the config's, overridden by the options."""
+    shape = {} if config is None else _shape(config)
+    shape |= {name: value for name, value in options.items() if value is not None}
+    if "samples" not in shape or "dim" not in shape:
         raise InvalidInputError(
-            "nothing to measure: name a fedbudget.toml, or say how large a step is, "
-            "--samples 1628 --dim 102"
+            "nothing to measure: name a fedbudget.toml, or give the size of a step, "
+            "such as --samples 1628 --dim 102"
         )
-    classes = known.get("classes")
-    usual = "logistic" if classes in (None, 2) else "softmax"
-    loss: Loss = loss_named(known.get("loss", usual), num_classes=classes)
-    return {"loss": loss, "num_samples": known["samples"], "dim": known["dim"]}
+    classes = shape.get("classes")
+    default = "logistic" if classes in (None, 2) else "softmax"
+    loss: Loss = loss_named(shape.get("loss", default), num_classes=classes)
+    return {"loss": loss, "num_samples": shape["samples"], "dim": shape["dim"]}
 
 
 def _shape(config: Config) -> dict[str, Any]:
@@ -206,7 +209,7 @@ def _shape(config: Config) -> dict[str, Any]:
     from fedbudget.cli.sources import DataOptions, read_data
 
     names = {item.name for item in fields(DataOptions)}
-    options = {name: held for name, held in config.options.items() if name in names}
+    options = {name: value for name, value in config.options.items() if name in names}
     try:
         data = read_data(DataOptions(data=config.table, **options))
         problem = data.problem(loss=options.get("loss"))
@@ -220,20 +223,20 @@ def _shape(config: Config) -> dict[str, Any]:
     }
 
 
-def _plain(found: Any, unit: str, work: dict[str, Any]) -> dict[str, Any]:
-    communication, computation = found.prices(unit)
+def _plain(measured: Any, unit: str, work: dict[str, Any]) -> dict[str, Any]:
+    communication, computation = measured.prices(unit)
     return {
         "unit": unit,
         "communication": communication,
         "computation": computation,
-        "step": vars(found.step),
-        "round": vars(found.round),
-        "order_bytes": found.order_bytes,
-        "reply_bytes": found.reply_bytes,
-        "link": found.link,
-        "energy": found.energy,
+        "step": vars(measured.step),
+        "round": vars(measured.round),
+        "order_bytes": measured.order_bytes,
+        "reply_bytes": measured.reply_bytes,
+        "link": measured.link,
+        "energy": measured.energy,
         "samples": work["num_samples"],
         "dim": work["dim"],
         "loss": work["loss"].name,
-        "tau": found.tau,
+        "tau": measured.tau,
     }

@@ -25,8 +25,8 @@ def paper(
         str,
         typer.Option(
             metavar="FOLDER",
-            help="Where to write the page, the figures and the numbers. An evaluation "
-            "that was stopped goes on from there.",
+            help="Folder for the page, the figures and the numbers. A stopped "
+            "evaluation continues there.",
             rich_help_panel=OUTPUT,
         ),
     ] = "paper",
@@ -34,15 +34,15 @@ def paper(
         bool,
         typer.Option(
             "--quick",
-            help="Fewer budgets, smaller grids and 3 repeats: about two minutes "
-            "instead of about half an hour, on 2 cores.",
+            help="Fewer budgets, smaller grids and 3 repeats: about 2 minutes on 2 "
+            "cores, instead of about half an hour.",
             rich_help_panel=RUN,
         ),
     ] = False,
     cases: Annotated[
         str | None,
         typer.Option(
-            help="Some of adult-1, adult-2, vehicle-1, vehicle-2, separated by commas. "
+            help="Any of adult-1, adult-2, vehicle-1, vehicle-2, separated by commas. "
             "Default: all.",
             show_default=False,
             rich_help_panel=RUN,
@@ -52,8 +52,8 @@ def paper(
         int | None,
         typer.Option(
             parser=parse_whole,
-            help="Runs of every plan, with a split and a noise of their own. Default: "
-            "10, with --quick 3.",
+            help="Runs of every plan, each with its own split and noise. Default: 10, "
+            "or 3 with --quick.",
             show_default=False,
             rich_help_panel=RUN,
         ),
@@ -62,14 +62,14 @@ def paper(
         str | None,
         typer.Option(
             metavar="vehicle.mat",
-            help="The real Vehicle data. Default: none; then a SYNTHETIC stand-in.",
+            help="The real Vehicle data. Default: none; then the SYNTHETIC stand-in.",
             show_default=False,
             rich_help_panel=RUN,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the paper's whole evaluation: its figures, and an answer to its claims."""
+    """Reproduce the paper's evaluation: its figures, and a check of its claims."""
     from fedbudget.paper.evaluation import expected_work
     from fedbudget.paper.reproduce import reproduce, scale_named
 
@@ -80,8 +80,8 @@ def paper(
     )
     if vehicle is not None and not Path(vehicle).is_file():
         raise InvalidInputError(
-            f"--vehicle {vehicle} is not there: name the file, or leave it out for the "
-            "synthetic stand-in"
+            f"--vehicle {vehicle} does not exist: check the path, or leave it out for "
+            "the synthetic stand-in"
         )
     with _progress(expected_work(scale)) as on_work:
         try:
@@ -95,8 +95,7 @@ def paper(
             )
         except KeyboardInterrupt:
             raise Stopped(
-                "stopped; parts that were finished are kept: run the same command to "
-                "go on"
+                "stopped; finished parts are saved: run the same command to continue"
             ) from None
     if as_json:
         print_json(_plain(outcome))
@@ -121,7 +120,7 @@ def _command(
 
 @contextmanager
 def _progress(work: float) -> Iterator[Callable[[float, str], None]]:
-    """Show a bar with the time that is left; without a terminal, a line per part."""
+    """Show a bar with the remaining time; without a terminal, a line per part."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -147,19 +146,19 @@ def _progress(work: float) -> Iterator[Callable[[float, str], None]]:
     )
     task = bar.add_task("loading data; kernels compile on first use", total=work)
     with bar:
-        yield lambda done, what: bar.update(task, advance=done, description=what)
+        yield lambda done, part: bar.update(task, advance=done, description=part)
 
 
 def _lines() -> Callable[[float, str], None]:
     """Return a reporter that prints each part's name once."""
     last = [""]
 
-    def tell(_: float, what: str) -> None:
-        if what != last[0]:
-            last[0] = what
-            say("", what, style="")
+    def report(_: float, part: str) -> None:
+        if part != last[0]:
+            last[0] = part
+            say("", part, style="")
 
-    return tell
+    return report
 
 
 def _plain(outcome: "Outcome") -> dict[str, object]:
@@ -169,12 +168,12 @@ def _plain(outcome: "Outcome") -> dict[str, object]:
         "claims": [
             asdict(claim) | {"verdict": claim.verdict} for claim in outcome.claims
         ],
-        "regret": [asdict(each) for each in outcome.regrets],
+        "regret": [asdict(regret) for regret in outcome.regrets],
     }
 
 
 def _show(outcome: "Outcome") -> None:
-    """Show the answers; the rest is on the page."""
+    """Show the verdicts and the regrets; the rest is on the page."""
     from rich.text import Text
 
     from fedbudget.cli.views.layout import (
@@ -187,26 +186,26 @@ def _show(outcome: "Outcome") -> None:
 
     with new_page() as console:
         show_heading(console, "The paper's claims")
-        table = new_table("", "claim", "answer", "yes/reverse/all")
+        table = new_table("", "claim", "verdict", "holds/reverse/all")
         for claim in outcome.claims:
             counts = f"{claim.holds}/{claim.against}/{claim.total}"
-            told = f"{claim.claim}: {claim.reading}"
-            table.add_row(claim.number, Text(told), claim.verdict, counts)
+            text = f"{claim.claim}: {claim.reading}"
+            table.add_row(claim.number, Text(text), claim.verdict, counts)
         show_table(console, table)
-        show_heading(console, "Accuracy lost to a full grid search, in points")
+        show_heading(console, "Accuracy lost against a full grid search, in points")
         table = new_table(
-            "planner", "mean", "worst", "reads rows", "s a plan", right=True
+            "planner", "mean", "worst", "reads rows", "s per plan", right=True
         )
-        for each in outcome.regrets:
+        for regret in outcome.regrets:
             table.add_row(
-                each.planner,
-                f"{each.mean.mean:.2f}",
-                f"{each.worst:.2f}",
-                "yes" if each.reads else "no",
-                f"{each.seconds:.2f}",
+                regret.planner,
+                f"{regret.mean.mean:.2f}",
+                f"{regret.worst:.2f}",
+                "yes" if regret.reads else "no",
+                f"{regret.seconds:.2f}",
             )
         show_table(console, table)
         console.print()
-        show_item(console, f"figures, tables and reasons: {outcome.page}")
-        show_item(console, f"runs took {outcome.seconds / 60:.1f} minutes in all")
+        show_item(console, f"figures and tables: {outcome.page}")
+        show_item(console, f"all runs took {outcome.seconds / 60:.1f} minutes")
     sys.stdout.flush()

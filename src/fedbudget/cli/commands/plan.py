@@ -81,7 +81,7 @@ def plan(
     seed: SplitSeed = SEED,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a run within both budgets, from the shape of the data alone."""
+    """Plan a run within both budgets; only the shape of the data is used."""
     budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
     prices = Prices(
         communication=communication_price,

@@ -12,7 +12,7 @@ def report(
     run: Annotated[
         str,
         typer.Argument(
-            help="The run folder, as fedbudget train --out wrote it.",
+            help="The run folder that fedbudget train --out wrote.",
             show_default=False,
         ),
     ],
@@ -30,16 +30,16 @@ def report(
         bool,
         typer.Option(
             "--no-compare",
-            help="Do not measure what else the same rows could do, which takes a while "
-            "the first time.",
+            help="Do not compare with baselines on the same rows; this is slow the "
+            "first time.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML page about a run: plan, promise, curves, devices, advice."""
+    """Write an HTML page about a run: plan, privacy, curves, devices, advice."""
     from fedbudget.record import read_run
     from fedbudget.reporting.advice import advice
-    from fedbudget.reporting.comparison import kept_comparison
+    from fedbudget.reporting.comparison import stored_comparison
     from fedbudget.reporting.run_report import report as write_report
 
     with progress("reading the run") as bar:
@@ -50,16 +50,16 @@ def report(
             on_part=lambda name: bar.show(f"measuring: {name}"),
         )
     recorded = read_run(run)
-    found = None if no_compare else kept_comparison(recorded)
-    told = advice(recorded, found)
+    comparison = None if no_compare else stored_comparison(recorded)
+    items = advice(recorded, comparison)
     if as_json:
         print_json(
             {
                 "page": str(page),
                 "finished": recorded.finished,
-                "advice": [vars(item) for item in told],
-                "metric": None if found is None else found.metric,
-                "means": None if found is None else found.means,
+                "advice": [vars(item) for item in items],
+                "metric": None if comparison is None else comparison.metric,
+                "means": None if comparison is None else comparison.means,
             }
         )
         return
@@ -67,6 +67,6 @@ def report(
 
     with new_page() as console:
         size = page.stat().st_size // 1024
-        show_line(console, f"{page}: {size} kB, open it in a browser")
-        for item in told:
+        show_line(console, f"{page}: {size} kB; open it in a browser")
+        for item in items:
             show_item(console, item.text)

@@ -31,8 +31,7 @@ def server(
         str,
         typer.Argument(
             metavar="FOLDER",
-            help="Folder for the run; one that was stopped goes on from there. "
-            "Required.",
+            help="Folder for the run; an interrupted run resumes from it. Required.",
             show_default=False,
         ),
     ],
@@ -41,7 +40,7 @@ def server(
         str,
         typer.Option(
             metavar="FOLDER",
-            help="What fedbudget certs has made. Required.",
+            help="Output folder of fedbudget certs. Required.",
             show_default=False,
             rich_help_panel=_FLEET,
         ),
@@ -49,7 +48,7 @@ def server(
     host: Annotated[
         str,
         typer.Option(
-            help="The broker's machine; the nodes of a cluster as one,two:8884.",
+            help="Host of the broker; for a cluster, its nodes, such as one,two:8884.",
             rich_help_panel=_FLEET,
         ),
     ] = HOST,
@@ -63,8 +62,8 @@ def server(
         int | None,
         typer.Option(
             parser=parse_whole,
-            help="Devices to wait for before planning. Default: all that declare "
-            "themselves while --wait lasts.",
+            help="Number of devices to wait for. Default: all that declare themselves "
+            "within --wait.",
             show_default=False,
             rich_help_panel=_FLEET,
         ),
@@ -73,14 +72,14 @@ def server(
         float,
         typer.Option(
             parser=parse_number,
-            help="Seconds to wait for them.",
+            help="Seconds to wait for devices.",
             rich_help_panel=_FLEET,
         ),
     ] = WAIT,
     name: Annotated[
         str,
         typer.Option(
-            help="Of the run; devices join only names that their policies list.",
+            help="Name of the run; a device joins only runs that its policy lists.",
             rich_help_panel=RUN,
         ),
     ] = NAME,
@@ -94,7 +93,7 @@ def server(
         int,
         typer.Option(
             parser=parse_whole,
-            help="Answers without which a round does not end at its deadline.",
+            help="Answers that a round needs before it ends at its deadline.",
             rich_help_panel=RUN,
         ),
     ] = MINIMUM,
@@ -102,14 +101,14 @@ def server(
         str,
         typer.Option(
             metavar="float32|float64",
-            help="Of the models that are sent; a run keeps its own.",
+            help="Precision of the models that are sent; fixed for a run.",
             rich_help_panel=RUN,
         ),
     ] = PRECISION,
     dissimilarity: Annotated[
         str,
         typer.Option(
-            help="How unlike devices are: iid, mild, strong, or a share of the loss.",
+            help="Dissimilarity of devices: iid, mild, strong, or a share of the loss.",
             rich_help_panel=RUN,
         ),
     ] = USUAL_DISSIMILARITY,
@@ -123,18 +122,18 @@ def server(
         int | None,
         typer.Option(
             parser=parse_whole,
-            help="Serve /status and /metrics on this port of this machine; 0 takes a "
-            "free one. Default: none.",
+            help="Serve /status and /metrics on this loopback port; 0 selects a free "
+            "one. Default: none.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Coordinate a fleet: plan from what devices declare, run the rounds, release.
+    """Coordinate a fleet: plan from declarations, run the rounds, release the model.
 
-    Stopped or killed at any moment and started again with the same folder, it goes on
-    with the same round, and no device pays twice.
+    It can be stopped or killed at any moment. Started again with the same folder, it
+    resumes the same round, and no device is charged twice.
     """
     from fedbudget.fleet.coordinator.process import Settings, run_server
     from fedbudget.fleet.transport.address import BrokerAddress
@@ -162,7 +161,7 @@ def server(
     with progress("waiting for devices", counter="") as bar, resumable(f"{out}/run"):
         run = run_server(
             settings,
-            on_begin=_tell_begin,
+            on_begin=_log_begin,
             on_round=lambda latest: _show_round(bar, latest),
         )
     if as_json:
@@ -175,7 +174,7 @@ def server(
     show_server_run(run, out=f"{out}/run")
 
 
-def _tell_begin(plan: Any, names: tuple[str, ...], port: int | None) -> None:
+def _log_begin(plan: Any, names: tuple[str, ...], port: int | None) -> None:
     log = logging.getLogger(__name__)
     log.info(
         "%s, %s of %s",

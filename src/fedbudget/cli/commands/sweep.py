@@ -60,7 +60,7 @@ def sweep(
     epsilons: Annotated[
         str,
         typer.Option(
-            help="Privacy budgets to try, no unit, such as 1,4,10.",
+            help="Privacy budgets to try, such as 1,4,10.",
             show_default=False,
             rich_help_panel=BUDGETS,
         ),
@@ -68,7 +68,7 @@ def sweep(
     costs: Annotated[
         str,
         typer.Option(
-            help="Cost budgets to try, in the prices' unit, such as 500,1000.",
+            help="Cost budgets to try, in the unit of the prices, such as 500,1000.",
             show_default=False,
             rich_help_panel=BUDGETS,
         ),
@@ -78,7 +78,7 @@ def sweep(
         int,
         typer.Option(
             parser=parse_whole,
-            help="Runs of each plan, with noise and batches of their own.",
+            help="Runs of each plan, each with its own noise and batches.",
             rich_help_panel=RUN,
         ),
     ] = 5,
@@ -86,14 +86,14 @@ def sweep(
         str,
         typer.Option(
             metavar="here|ray|dask",
-            help="Where to run: on all cores of this machine, or on a cluster.",
+            help="Where to run: all cores of this machine, or a Ray or Dask cluster.",
             rich_help_panel=RUN,
         ),
     ] = "here",
     address: Annotated[
         str | None,
         typer.Option(
-            help="The cluster's address. Default: a cluster on this machine.",
+            help="Address of the cluster. Default: a local cluster.",
             show_default=False,
             rich_help_panel=RUN,
         ),
@@ -123,7 +123,7 @@ def sweep(
         int,
         typer.Option(
             parser=parse_whole,
-            help="Seeds how rows are dealt out and split on every device.",
+            help="Seed of the partition and of the 80/10/10 split on every device.",
             rich_help_panel=PLANNING,
         ),
     ] = SEED,
@@ -131,20 +131,22 @@ def sweep(
         str | None,
         typer.Option(
             metavar="FILE.csv",
-            help="Table to write, a row for each run. Default: none.",
+            help="Table to write, one row per run. Default: none.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run plans for many budgets, several times each, and compare what they reach."""
+    """Run plans for many budgets, several times each, and compare the results."""
     if address is not None and backend == "here":
         raise InvalidInputError(
-            f"--address {address} does not go with --backend here: name ray or dask"
+            f"--address {address} does not go with --backend here: use ray or dask"
         )
     if out is not None and not Path(out).absolute().parent.is_dir():
-        raise InvalidInputError(f"--out {out}: that folder is not there: make it first")
+        raise InvalidInputError(
+            f"--out {out}: its folder does not exist: create it first"
+        )
     repeats = range(whole("--seeds", seeds))
     grid = parse_numbers("--epsilons", epsilons), parse_numbers("--costs", costs)
     prices = Prices(
@@ -188,21 +190,21 @@ def sweep(
             "--costs or lower the prices"
         )
     kind = "SYNTHETIC " if dataset.synthetic else ""
-    what = f"{len(plans)} x {seeds} runs on {kind}{dataset.name}"
-    with progress(what, counter="") as bar, telling_of_compilation(bar, what):
-        found = fedbudget.sweep(
+    label = f"{len(plans)} x {seeds} runs on {kind}{dataset.name}"
+    with progress(label, counter="") as bar, telling_of_compilation(bar, label):
+        result = fedbudget.sweep(
             dataset, plans, seeds=repeats, backend=backend, address=address
         )
-    runs = list(_runs(points, found, source))
+    runs = list(_runs(points, result, source))
     if out is not None:
         _write(Path(out), runs)
     if as_json:
-        told = {"points": [_plain(point, found) for point in points], "runs": runs}
-        print_json(told | {"table": out} | about(source))
+        values = {"points": [_plain(point, result) for point in points], "runs": runs}
+        print_json(values | {"table": out} | about(source))
         return
     from fedbudget.cli.views.run import show_sweep  # rich's tables, only where shown
 
-    show_sweep(source, points, found, table=out)
+    show_sweep(source, points, result, table=out)
 
 
 def _plan_all(
@@ -239,35 +241,35 @@ def _plan_all(
 
 
 def _runs(
-    points: list[Point], found: Sweep, source: Source
+    points: list[Point], result: Sweep, source: Source
 ) -> Iterator[dict[str, Any]]:
-    """Yield every run as a plain row that says what it was asked, and on which data."""
-    asked = {point.number: point for point in points if point.plan is not None}
-    for row in found.rows():
-        point = asked[row["plan"]]
+    """Yield every run as a row, with its planner, its budgets and its data."""
+    by_number = {point.number: point for point in points if point.plan is not None}
+    for row in result.rows():
+        point = by_number[row["plan"]]
         budgets = {"budget_epsilon": point.epsilon, "budget_cost": point.cost}
         yield {"planner": point.planner, **budgets, **row, "data": source.line}
 
 
-def _plain(point: Point, found: Sweep) -> dict[str, Any]:
+def _plain(point: Point, result: Sweep) -> dict[str, Any]:
     """Return a point with its means over the seeds as plain values."""
-    asked = {"planner": point.planner, "epsilon": point.epsilon, "cost": point.cost}
+    budgets = {"planner": point.planner, "epsilon": point.epsilon, "cost": point.cost}
     if point.plan is None:
-        return asked | {"feasible": False}
+        return budgets | {"feasible": False}
     names = ("tau", "rounds", "learning_rate", "momentum")
-    accuracy = found.measured.get("test_accuracy")
+    accuracy = result.measured.get("test_accuracy")
     mean, std = (None, None) if accuracy is None else spread(accuracy[point.number])
     return (
-        asked
+        budgets
         | {"feasible": True}
         | {name: getattr(point.plan, name) for name in names}
         | {"accuracy": mean, "accuracy_std": std}
-        | {"loss": spread(found.measured["train_loss"][point.number])[0]}
+        | {"loss": spread(result.measured["train_loss"][point.number])[0]}
     )
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write a CSV table, whole or not at all."""
+    """Write a CSV table atomically."""
     with whole_file(path) as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()

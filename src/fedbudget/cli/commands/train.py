@@ -92,8 +92,8 @@ def train(
         float,
         typer.Option(
             parser=parse_number,
-            help="Probability that a device's answer arrives in a round; one that does "
-            "not has still been paid for.",
+            help="Probability that a device's update arrives in a round. A lost update "
+            "is charged, too.",
             rich_help_panel=RUN,
         ),
     ] = 1.0,
@@ -101,8 +101,8 @@ def train(
         bool,
         typer.Option(
             "--personal",
-            help="At the end, let every device adapt the model to its own rows, and "
-            "compare with what it reaches alone. No message, no charge.",
+            help="After training, adapt the model on every device to its own rows, and "
+            "compare with local-only training. Nothing is sent or charged.",
             rich_help_panel=RUN,
         ),
     ] = False,
@@ -110,7 +110,7 @@ def train(
         bool,
         typer.Option(
             "--no-privacy",
-            help="Run the same plan without noise, as a baseline: NOT PRIVATE, and no "
+            help="Run the same plan without noise, as a baseline. NOT PRIVATE, and no "
             "device enforces a budget.",
             rich_help_panel=RUN,
         ),
@@ -140,9 +140,9 @@ def train(
         int,
         typer.Option(
             parser=parse_whole,
-            help="Seeds how rows are dealt out and split 80/10/10 on every device, and "
-            "the noise and the batches of a run. Who knows it knows the noise: nothing "
-            "is promised against them.",
+            help="Seed of the partition, the 80/10/10 split on every device, the noise "
+            "and the batches. There is no privacy against anyone who knows it: the "
+            "seed gives the noise.",
             rich_help_panel=PLANNING,
         ),
     ] = SEED,
@@ -151,7 +151,7 @@ def train(
         typer.Option(
             metavar="WHERE",
             help="Also log rounds, epsilon and cost to tensorboard:FOLDER, "
-            "mlflow[:URI] or wandb[:PROJECT]; may be given again. Default: nowhere.",
+            "mlflow[:URI] or wandb[:PROJECT]; can be repeated. Default: none.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),
@@ -160,15 +160,15 @@ def train(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder to record the run in; a run that was stopped goes on from "
-            "there. Default: none, nothing is recorded.",
+            help="Folder to record the run in. A stopped run continues from there. "
+            "Default: none, nothing is recorded.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train on simulated devices, each of which enforces its own budgets."""
+    """Train on simulated devices; each device enforces its own budgets."""
     budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
     prices = Prices(
         communication=communication_price,
@@ -247,8 +247,8 @@ def train(
 
 def _warn_of_no_privacy() -> None:
     warnings.warn(
-        "--no-privacy adds no noise: the model may give away the rows it was "
-        "trained on, and no device enforces a budget; use it as a baseline only",
+        "--no-privacy adds no noise: the model may reveal the rows it was trained "
+        "on, and no device enforces a budget; use it as a baseline only",
         NotPrivateWarning,
         stacklevel=3,
     )
@@ -257,7 +257,7 @@ def _warn_of_no_privacy() -> None:
 def _settings(
     options: DataOptions, source: Source, dataset: Dataset, budget: Budget
 ) -> dict[str, Any]:
-    """Return what a record says of the data and the budgets."""
+    """Return the settings for the record: data and budgets."""
     return {
         "data": source.line,
         **rows_record(options),
@@ -271,7 +271,7 @@ def _settings(
 
 
 def _measured(run: Run, out: str | None, seconds: float) -> dict[str, Any]:
-    """Return what a run has brought, as plain values."""
+    """Return the results of a run as plain values."""
     return {
         "accuracy": run.measured.get("test_accuracy"),
         "loss": run.measured["train_loss"],  # the plan's is now loss_name
@@ -288,31 +288,31 @@ def _measured(run: Run, out: str | None, seconds: float) -> dict[str, Any]:
 def _progress(
     dataset: Dataset, plan: Plan, *, out: str | None, track: Sequence[str]
 ) -> Iterator[Callable[[Round], None]]:
-    """Show the rounds on a bar and log them; say how a stopped run goes on."""
-    what = "training on SYNTHETIC data" if dataset.synthetic else "training"
+    """Show the rounds on a bar and log them; on Ctrl-C, say how to continue."""
+    label = "training on SYNTHETIC data" if dataset.synthetic else "training"
     with (
-        progress(what, total=plan.rounds, counter="") as bar,
-        telling_of_compilation(bar, what),
+        progress(label, total=plan.rounds, counter="") as bar,
+        telling_of_compilation(bar, label),
         resumable(out),
         ExitStack() as stack,
     ):
         names = dataset.device_names
         trackers = [
-            stack.enter_context(tracker(where, plan, device_names=names))
-            for where in track
+            stack.enter_context(tracker(target, plan, device_names=names))
+            for target in track
         ]
-        yield lambda latest: _tell(latest, bar, plan.rounds, trackers)
+        yield lambda latest: _report(latest, bar, plan.rounds, trackers)
 
 
-def _tell(latest: Round, bar: Bar, rounds: int, trackers: Sequence[Tracker]) -> None:
-    """Show a round, and log it wherever the user asked for."""
+def _report(latest: Round, bar: Bar, rounds: int, trackers: Sequence[Tracker]) -> None:
+    """Show a round, and log it to all trackers."""
     show_round(bar, latest, rounds=rounds)
     for log in trackers:
         log(latest)
 
 
 def show_round(bar: Bar, latest: Round, *, rounds: int) -> None:
-    """Show what a round has brought and cost so far."""
+    """Show a round: accuracy or loss, and spending so far."""
     measured = latest.measured
     name = "test_accuracy" if "test_accuracy" in measured else "train_loss"
     epsilon, cost = largest(latest.epsilon), largest(latest.cost)
@@ -326,17 +326,17 @@ def show_round(bar: Bar, latest: Round, *, rounds: int) -> None:
 
 @contextmanager
 def resumable(out: str | None) -> Iterator[None]:
-    """On Ctrl-C, say where the run stopped and how it goes on."""
+    """On Ctrl-C, say where the run stopped and how to continue."""
     try:
         yield
     except KeyboardInterrupt:
         if out is None:
             raise Stopped(
-                "stopped; nothing was recorded: a run with --out can go on later"
+                "stopped; nothing was recorded: a run with --out can be continued"
             ) from None
         done = rounds_done(Path(out))
-        where = f"after round {done}" if done else "before the end of round 1"
-        raise Stopped(f"stopped {where}; run the same command to go on") from None
+        position = f"after round {done}" if done else "before the end of round 1"
+        raise Stopped(f"stopped {position}; run the same command to continue") from None
 
 
 def rounds_done(folder: Path) -> int:

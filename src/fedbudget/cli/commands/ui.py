@@ -20,18 +20,16 @@ def ui(
     *,
     port: Annotated[
         int,
-        typer.Option(parser=parse_whole, help=f"Port to serve on, at {ADDRESS} alone."),
+        typer.Option(parser=parse_whole, help=f"Port to serve on, at {ADDRESS} only."),
     ] = PORT,
     runs: Annotated[
         Path,
-        typer.Option(
-            metavar="FOLDER", help="Where run folders are kept and looked for."
-        ),
+        typer.Option(metavar="FOLDER", help="Folder that holds the run folders."),
     ] = Path("runs"),
     fleet: Annotated[
         str,
         typer.Option(
-            metavar="URL", help="A running coordinator's status, for the page Fleet."
+            metavar="URL", help="Status address of a coordinator, for the Fleet page."
         ),
     ] = STATUS_URL,
     browser: Annotated[
@@ -43,7 +41,7 @@ def ui(
         ),
     ] = True,
 ) -> None:
-    """Serve a page on this machine: explore budgets, run, watch a fleet, compare."""
+    """Open a page in the browser: explore budgets, run, watch a fleet, compare."""
     command = server_command(port=port, runs=runs, fleet=fleet, browser=browser)
     check_port(port)
     typer.echo(f"fedbudget ui: http://{ADDRESS}:{port} (Ctrl-C stops it)")

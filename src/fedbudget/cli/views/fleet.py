@@ -1,4 +1,4 @@
-"""What people see of a fleet: live and at the end."""
+"""Tables of a fleet: live and at the end."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,9 +27,9 @@ _STYLES = {"answered": "green", "refused": "yellow", "late": "red", "waiting": "
 
 
 def show_server_run(run: Run, *, out: str) -> None:
-    """Say what a fleet's run has released, and what it has cost."""
+    """Print the result and the spending of a fleet's run."""
     plan, last = run.plan, run.rounds[-1]
-    answers = [done.answered for done in run.rounds]
+    answers = [latest.answered for latest in run.rounds]
     with new_page() as console:
         title = (
             f"Trained over a fleet: {counted(plan.num_devices, 'device')}, "
@@ -52,16 +52,16 @@ def show_server_run(run: Run, *, out: str) -> None:
         )
         if last.refused:
             show_heading(console, "Refused the last round")
-        for index, why in list(last.refused.items())[:FEW]:
-            show_item(console, f"device {index}: {why}")
+        for index, reason in list(last.refused.items())[:FEW]:
+            show_item(console, f"device {index}: {reason}")
 
 
-def spent(values: Array, shown: Callable[[float], str] = "{:.4g}".format) -> str:
-    """Return the range of what devices have spent."""
+def spent(values: Array, to_text: Callable[[float], str] = "{:.4g}".format) -> str:
+    """Return the range of the devices' spending."""
     if not np.isfinite(values).all():
         return "without bound"
-    least, most = shown(float(values.min())), shown(float(values.max()))
-    return least if least == most else f"{least} to {most}"
+    low, high = to_text(float(values.min())), to_text(float(values.max()))
+    return low if low == high else f"{low} to {high}"
 
 
 def _devices(counts: Sequence[int]) -> str:
@@ -71,42 +71,42 @@ def _devices(counts: Sequence[int]) -> str:
 def live_table(
     status: Mapping[str, Any], plan: Plan | None, sizes: Sequence[int]
 ) -> Group:
-    """Return the state of a run as a table that is drawn again and again."""
+    """Return the state of a run as a table, for a live display."""
     rounds = status.get("rounds")
-    done = status.get("rounds_closed", 0)
-    took = status.get("last_round_seconds")
+    closed = status.get("rounds_closed", 0)
+    seconds = status.get("last_round_seconds")
     head = Text(
-        "waiting for the plan" if rounds is None else f"round {done} of {rounds}"
+        "waiting for the plan" if rounds is None else f"round {closed} of {rounds}"
     )
-    if took is not None:
-        head.append(f", the last one in {took:.2f} s", style="dim")
+    if seconds is not None:
+        head.append(f", the last one in {seconds:.2f} s", style="dim")
     return Group(head, Text(), device_table(status, plan, sizes))
 
 
 def device_table(
     status: Mapping[str, Any], plan: Plan | None, sizes: Sequence[int]
 ) -> Table:
-    """Return one row per device: what it was asked, did, and has spent."""
+    """Return a table with one row per device: its size, answers and spending."""
     names = ("rows", "weight", "answers", "in this round", "epsilon", "cost")
     table = new_table("device", *names, right=True)
     table.columns[4].justify = "left"
-    for m, told in enumerate(status.get("devices", [])):
-        state = told["this_round"]
-        epsilon = told["epsilon"]
+    for m, device in enumerate(status.get("devices", [])):
+        state = device["this_round"]
+        epsilon = device["epsilon"]
         table.add_row(
-            told["name"],
+            device["name"],
             str(sizes[m]) if m < len(sizes) else "",
             "" if plan is None else f"{plan.weights[m]:.3f}",
-            str(told["answered"]),
+            str(device["answered"]),
             Text(state, style=_STYLES.get(state, "")),
             "none" if epsilon is None else rounded_up(epsilon),
-            f"{told['cost']:.0f}",
+            f"{device['cost']:.0f}",
         )
     return table
 
 
 def show_demo(result: Mapping[str, Any], status: Mapping[str, Any], plan: Plan) -> None:
-    """Say how the demonstration ended, next to the simulation of the same plan."""
+    """Print the result of the demo, and that of simulations of the same plan."""
     with new_page() as console:
         console.print(
             Text(
@@ -126,14 +126,14 @@ def show_demo(result: Mapping[str, Any], status: Mapping[str, Any], plan: Plan) 
         spread = f"{simulated['accuracy']:.4f} +- {simulated['spread']:.4f}"
         table.add_row("simulated, same plan", spread, f"{simulated['loss']:.4f}")
         show_table(console, table)
-        show_item(console, "epsilon and cost are what each device's own ledger says")
+        show_item(console, "epsilon and cost are from each device's own ledger")
         show_item(
             console,
             f"+-: standard deviation over {simulated['seeds']} seeds of the noise",
         )
         show_item(
             console,
-            "NOT private: accuracy and loss are read off the devices' own rows for "
-            "you, the reader of a demonstration",
+            "NOT private: accuracy and loss are computed from the devices' own rows, "
+            "for this demo only",
         )
-        show_item(console, f"logs, ledgers and the run are kept in {result['folder']}")
+        show_item(console, f"logs, ledgers and the run are in {result['folder']}")

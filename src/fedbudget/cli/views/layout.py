@@ -1,4 +1,4 @@
-"""How pages look: headings, pairs, lists and tables, for 80 columns."""
+"""Layout of the text output: headings, pairs, lists and tables at 80 columns."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from fedbudget.cli.sources import Source
 
 @contextmanager
 def new_page() -> Iterator[Console]:
-    """Print what is shown on this console, without the blanks that rich pads with."""
+    """Print the console's output, without the trailing blanks that rich adds."""
     console = Console()
     with console.capture() as page:
         yield console
@@ -25,7 +25,7 @@ def new_page() -> Iterator[Console]:
 
 
 def new_table(first: str, *names: str, right: bool = False) -> Table:
-    """Return a table without lines; all columns but the first may stand right."""
+    """Return a table without borders; `right` aligns all columns but the first."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(first)
     for name in names:
@@ -34,13 +34,13 @@ def new_table(first: str, *names: str, right: bool = False) -> Table:
 
 
 def show_title(console: Console, source: Source) -> None:
-    """Name the data; synthetic ones in red."""
+    """Show the data set's line, in red if it is synthetic."""
     style = "bold red" if "SYNTHETIC" in source.line else "bold"
     console.print(Text(one_line(source.line), style=style))
 
 
 def show_line(console: Console, text: str) -> None:
-    """Show a line of text, wrapped between words: a path stays whole."""
+    """Show a line of text, wrapped between words: a path is not broken."""
     lines = wrap(
         one_line(text), console.width, break_long_words=False, break_on_hyphens=False
     )
@@ -49,17 +49,17 @@ def show_line(console: Console, text: str) -> None:
 
 
 def show_heading(console: Console, text: str) -> None:
-    """Start a part of the page."""
+    """Show the heading of a section."""
     console.print()
     console.print(Text(text, style="bold"))
 
 
 def show_pairs(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
-    """Show names and what they stand for."""
+    """Show names and their values."""
     table = new_table("", "")
     table.show_header = False
     table.columns[0].no_wrap = True
-    table.columns[1].overflow = "fold"  # a long path goes on in the next line
+    table.columns[1].overflow = "fold"  # a long path continues on the next line
     for name, text in pairs:
         table.add_row(Text(name, style="dim"), Text(text))
     show_table(console, table)
@@ -73,5 +73,5 @@ def show_item(console: Console, text: str) -> None:
 
 
 def show_table(console: Console, table: Table) -> None:
-    """Show a table, a bit to the right."""
+    """Show a table, indented by two columns."""
     console.print(Padding(table, (0, 0, 0, 2), expand=False))

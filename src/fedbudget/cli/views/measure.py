@@ -1,4 +1,4 @@
-"""What a device measured of itself, for people."""
+"""The measurements of a device, as text."""
 
 from collections.abc import Mapping
 
@@ -15,28 +15,31 @@ from fedbudget.metering import Measured, Meter
 
 
 def show_measured(
-    found: Measured,
+    measured: Measured,
     prices: Mapping[str, tuple[float, str]],
     *,
     unit: str,
     written: str | None,
 ) -> None:
-    """Print times, bytes and joules, and the prices that follow from them."""
+    """Print times, bytes and joules, and the prices computed from them."""
     with new_page() as console:
         show_heading(console, "Measured on this device")
         table = new_table("", "seconds", "joules", "repeats", right=True)
         for name, meter in (
-            (f"step, {found.tau} a round", found.step),
-            ("round", found.round),
+            (f"local step, {measured.tau} per round", measured.step),
+            ("round", measured.round),
         ):
             table.add_row(name, *_cells(meter))
         show_table(console, table)
         show_pairs(
             console,
             [
-                ("bytes", f"{found.order_bytes} down, {found.reply_bytes} up a round"),
-                ("link", found.link),
-                ("energy", found.energy),
+                (
+                    "bytes",
+                    f"{measured.order_bytes} down, {measured.reply_bytes} up per round",
+                ),
+                ("link", measured.link),
+                ("energy", measured.energy),
             ],
         )
         where = "for the config" if written is None else f"written to {written}"
@@ -44,12 +47,12 @@ def show_measured(
         console.print("  [prices]", markup=False)
         for key, (value, _) in prices.items():
             console.print(f"  {key} = {value:.6g}", markup=False)
-        show_item(console, f"a cost budget is now in {unit}: set budget.cost to match")
-        if found.broker is None:
+        show_item(console, f"cost budgets are now in {unit}: set budget.cost to match")
+        if measured.broker is None:
             show_item(
                 console,
-                "no network was used: measure the round with --broker from where the "
-                "device will be, or raise communication by what its radio needs",
+                "no network was used: measure the round with --broker at the device's "
+                "location, or add the cost of its radio to communication",
             )
 
 

@@ -1,4 +1,4 @@
-"""Plans and frontiers for people: readable at 80 columns, and without colour."""
+"""Plans and frontiers as text: readable at 80 columns, and without colour."""
 
 from collections.abc import Callable, Iterator
 
@@ -25,7 +25,7 @@ from fedbudget.planning import Frontier, Plan
 from fedbudget.privacy import rounded_up
 from fedbudget.text import counted, span
 
-FEW = 24  # as many devices as are still shown one by one
+MAX_LISTED = 24  # above it, devices are summarised
 
 # From the lowest predicted loss to the highest: a bar for every reader, and a colour.
 _BARS = "▁▂▃▄▅▆▇█"
@@ -42,15 +42,15 @@ _COLOURS = (
 
 
 def show_plan(source: Source, budget: Budget, plan: Plan) -> None:
-    """Print a plan in plain words."""
+    """Print a plan."""
     with new_page() as console:
         _plan_page(console, source, budget, plan)
 
 
-def show_frontier(source: Source, found: Frontier) -> None:
-    """Print the predicted loss over both budgets, and what lies behind it."""
+def show_frontier(source: Source, frontier: Frontier) -> None:
+    """Print predicted losses, schedules and savings over both budgets."""
     with new_page() as console:
-        _frontier_page(console, source, found)
+        _frontier_page(console, source, frontier)
 
 
 def _plan_page(console: Console, source: Source, budget: Budget, plan: Plan) -> None:
@@ -60,15 +60,15 @@ def _plan_page(console: Console, source: Source, budget: Budget, plan: Plan) -> 
         f"Plan: {counted(plan.rounds, 'round')} of {counted(plan.tau, 'local step')}",
     )
     show_pairs(console, _plan_in_words(plan))
-    show_heading(console, "Promise and price")
-    show_pairs(console, _promises(budget, plan))
-    held = " and ".join(plan.binding) or "neither budget"
-    show_heading(console, f"What holds the loss up: {held}")
+    show_heading(console, "Privacy and cost")
+    show_pairs(console, _privacy_and_cost(budget, plan))
+    limits = " and ".join(plan.binding) or "neither budget"
+    show_heading(console, f"What limits the loss: {limits}")
     for reason in plan.reasons:
         show_item(console, reason)
-    show_heading(console, "What the planner took for granted")
+    show_heading(console, "Constants used by the planner")
     show_table(console, _constants(source))
-    if plan.num_devices <= FEW:
+    if plan.num_devices <= MAX_LISTED:
         show_heading(console, "Devices")
         show_table(console, _devices(source, plan))
     else:
@@ -76,73 +76,74 @@ def _plan_page(console: Console, source: Source, budget: Budget, plan: Plan) -> 
         show_table(console, _summary(source, plan))
 
 
-def _frontier_page(console: Console, source: Source, found: Frontier) -> None:
+def _frontier_page(console: Console, source: Source, frontier: Frontier) -> None:
     show_title(console, source)
-    levels = _levels(found.predicted_loss)
+    levels = _levels(frontier.predicted_loss)
 
     def loss(row: int, column: int) -> Text:
         level = levels[row, column]
-        text = f"{found.predicted_loss[row, column]:.3g} {_BARS[level]}"
+        text = f"{frontier.predicted_loss[row, column]:.3g} {_BARS[level]}"
         return Text(text, style=_COLOURS[level])
 
     def schedule(row: int, column: int) -> Text:
-        return Text(f"{found.tau[row, column]:g}x{found.rounds[row, column]:g}")
+        return Text(f"{frontier.tau[row, column]:g}x{frontier.rounds[row, column]:g}")
 
     def saving(name: str, prices: Array) -> Callable[[int, int], Text]:
         def cell(row: int, column: int) -> Text:
-            plan = found.plans[row][column]
+            plan = frontier.plans[row][column]
             binds = plan is not None and name in plan.binding
             text = f"{prices[row, column]:.2g}" + ("*" if binds else " ")
             return Text(text, style="bold" if binds else "")
 
         return cell
 
-    epsilon, cost = found.epsilon_price, found.cost_price
+    epsilon, cost = frontier.epsilon_price, frontier.cost_price
     for heading, cell in (
-        ("Predicted loss above the best model's (the lower the better)", loss),
+        ("Predicted excess loss over the best linear model (lower is better)", loss),
         ("Local steps per round (tau) x rounds", schedule),
         (
-            "Loss saved per unit of more epsilon (*: privacy binds)",
+            "Loss saved per unit of epsilon (*: privacy binds)",
             saving("privacy", epsilon),
         ),
         (
-            "Loss saved per unit of more cost, over a round or more (*: cost binds)",
+            "Loss saved per unit of cost, over at least one round (*: cost binds)",
             saving("cost", cost),
         ),
     ):
         show_heading(console, heading)
-        for table in _grids(found, cell, width=console.width):
+        for table in _grids(frontier, cell, width=console.width):
             show_table(console, table)
-    if np.isnan(found.predicted_loss).any():
-        show_item(console, "no number: that cost does not pay for one round")
+    if np.isnan(frontier.predicted_loss).any():
+        show_item(console, "no value (-): this cost budget does not pay for one round")
 
 
 def _plan_in_words(plan: Plan) -> Iterator[tuple[str, str]]:
     every = "every device" if plan.num_devices > 1 else "the device"
     batch = {
         "full": f"all training samples of {every}",
-        "poisson": "on average, each sample drawn alone",
-        "fixed": "drawn at random",
-        "cyclic": f"{span(plan.blocks)} disjoint ones, taken in turn",
+        "poisson": "on average, each sample drawn independently",
+        "fixed": "drawn at random in every step",
+        "cyclic": f"{span(plan.blocks)} disjoint batches, used in turn",
     }
     yield "tau", f"{counted(plan.tau, 'local step')} per round"
     yield "rounds", f"{counted(plan.rounds, 'upload')} by {every}"
-    yield "steps", f"{plan.steps} in all"
+    yield "steps", f"{counted(plan.steps, 'local step')} in total"
     yield "learning rate", f"{plan.learning_rate:.4g}"
     yield "momentum", f"{plan.momentum:.2g}, on the server"
-    if plan.drift_control:
-        yield "drift", "controlled: each device takes its last deviation back"
+    if plan.drift_correction:
+        yield "drift", "corrected by each device's last deviation from the average"
     yield "batch size", f"{span(plan.batch_size)}: {batch[plan.sampling]}"
-    noise = "standard deviation, on every coordinate of a mean gradient"
+    noise = "standard deviation per coordinate of the mean gradient"
     yield "noise", f"{span(plan.noise_std)}: {noise}"
-    yield "weights", f"{span(plan.weights)}: share in the average"
-    yield "predicted", f"loss {plan.predicted_loss:.3g} above the best model's"
-    yield "planned by", f"planner {plan.planner}, for loss {plan.loss}"
+    yield "weights", f"{span(plan.weights)}: weight in the average"
+    excess = f"excess loss {plan.predicted_loss:.3g} over the best linear model"
+    yield "predicted", excess
+    yield "planner", f"{plan.planner}, for the {plan.loss} loss"
 
 
-def _promises(budget: Budget, plan: Plan) -> Iterator[tuple[str, str]]:
+def _privacy_and_cost(budget: Budget, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "privacy", f"{plan.privacy}, for the whole run"
-    yield "cost", f"{span(plan.cost)} of {span(budget.cost)} units for each device"
+    yield "cost", f"{span(plan.cost)} of {span(budget.cost)} units per device"
 
 
 def _constants(source: Source) -> Table:
@@ -166,15 +167,19 @@ def _devices(source: Source, plan: Plan) -> Table:
 def _summary(source: Source, plan: Plan) -> Table:
     names = ("samples", "batch", "noise", "weight", "epsilon", "cost")
     table = new_table("", *names, right=True)
-    for name, of in (("least", np.min), ("median", np.median), ("most", np.max)):
+    for name, of in (
+        ("minimum", np.min),
+        ("median", np.median),
+        ("maximum", np.max),
+    ):
         table.add_row(name, *_cells([of(c) for c in _columns(source, plan)]))
     return table
 
 
 def _cells(values: list[float]) -> Iterator[str]:
     """Show a line of the table; epsilon, the fifth of six, is rounded up."""
-    for place, value in enumerate(values):
-        yield rounded_up(value) if place == 4 else f"{value:.4g}"
+    for index, value in enumerate(values):
+        yield rounded_up(value) if index == 4 else f"{value:.4g}"
 
 
 def _columns(source: Source, plan: Plan) -> list[Array]:
@@ -184,25 +189,25 @@ def _columns(source: Source, plan: Plan) -> list[Array]:
 
 
 def _levels(losses: Array) -> NDArray[np.int64]:
-    """Return how dark to draw each loss, by its logarithm: 0 to 7."""
-    known = np.log(np.where(losses > 0, losses, np.nan))
-    low, high = np.nanmin(known), np.nanmax(known)
-    share = (known - low) / ((high - low) or 1.0)
+    """Return the colour level of each loss, by its logarithm: 0 to 7."""
+    logs = np.log(np.where(losses > 0, losses, np.nan))
+    low, high = np.nanmin(logs), np.nanmax(logs)
+    share = (logs - low) / ((high - low) or 1.0)
     return np.asarray(np.nan_to_num(share * (len(_BARS) - 1)).round(), np.int64)
 
 
 def _grids(
-    found: Frontier, cell: Callable[[int, int], Text], *, width: int
+    frontier: Frontier, cell: Callable[[int, int], Text], *, width: int
 ) -> Iterator[Table]:
-    """Yield tables, a row for each epsilon, with as many costs as the width takes."""
-    at_once = max(1, (width - 16) // 12)
-    for first in range(0, len(found.costs), at_once):
-        columns = range(first, min(first + at_once, len(found.costs)))
-        costs = [f"cost {found.costs[column]:g}" for column in columns]
+    """Yield tables, a row for each epsilon, with as many costs as fit the width."""
+    per_table = max(1, (width - 16) // 12)
+    for first in range(0, len(frontier.costs), per_table):
+        columns = range(first, min(first + per_table, len(frontier.costs)))
+        costs = [f"cost {frontier.costs[column]:g}" for column in columns]
         table = new_table("epsilon", *costs, right=True)
-        for row, epsilon in enumerate(found.epsilons):
+        for row, epsilon in enumerate(frontier.epsilons):
             cells = [
-                Text("-") if found.plans[row][column] is None else cell(row, column)
+                Text("-") if frontier.plans[row][column] is None else cell(row, column)
                 for column in columns
             ]
             table.add_row(f"{epsilon:g}", *cells)

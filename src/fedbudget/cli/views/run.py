@@ -1,4 +1,4 @@
-"""Runs and sweeps for people: readable at 80 columns, and without colour."""
+"""Runs and sweeps as text: readable at 80 columns, and without colour."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,82 +21,82 @@ from fedbudget.cli.views.layout import (
     show_title,
 )
 from fedbudget.planning import Plan
-from fedbudget.privacy.runs import weak_promises
+from fedbudget.privacy.runs import weak_guarantees
 from fedbudget.simulation.sweeping import Sweep
 from fedbudget.text import counted, span
 from fedbudget.training import Run
 
-NOT_PRIVATE = (
-    "NOT private: read off the devices' own rows for you, the reader of a simulation"
-)
-MEANS = "means over each device's own rows, then over the devices that have any"
+NOT_PRIVATE = "NOT private: measured on the devices' own rows, as only a simulation can"
+MEANS = "mean over each device's own rows, then over the devices that have any"
 
 
-# What is measured beside the released model, if asked for, and under which prefix.
+# The released model and, with --personal, its baselines; each with its prefix.
 _MODELS = {
     "global": "",
     "personal": "personal_",
-    "alone": "alone_",
+    "local only": "alone_",
     "constant": "constant_",
 }
 _EXPLAINED = (
-    "personal: the global model, adapted by each device to its own rows and kept there",
-    "alone: each device with its own rows only, nothing sent",
+    "personal: the global model, adapted on each device to its own rows",
+    "local only: each device trains on its own rows and sends nothing",
+    "constant: the best constant guess, the same on all devices",
 )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Point:
-    """A planner, a pair of budgets, and the plan they gave, if any."""
+    """A planner, a pair of budgets, and its plan, if there is one."""
 
     planner: str
-    epsilon: float  # the budgets, not what the plan spends of them
+    epsilon: float  # the budget, not the spending of the plan
     cost: float
     plan: Plan | None
     number: int  # of the plan in the sweep, if there is one
 
 
 def show_run(source: Source, budget: Budget, run: Run, *, record: str | None) -> None:
-    """Print what a run promised, what it cost and what it reached."""
+    """Print the privacy, the cost and the result of a run."""
     measured = run.measured
     with new_page() as console:
         show_title(console, source)
         show_heading(console, f"Trained: {_in_a_line(run.plan)}")
         show_pairs(console, _outcome(budget, run, record))
-        best = [
+        results = [
             f"{name.replace('_', ' ')} {_number(measured[name])}"
             for name in ("test_accuracy", "test_loss")
             if name in measured
         ]
-        show_heading(console, f"Reached: {', '.join(best) or 'nothing to test it on'}")
+        show_heading(console, f"Result: {', '.join(results) or 'no test rows'}")
         _show_measured(console, measured)
         if run.advice:
             show_item(console, run.advice)
         if run.plan.accountant != "none":
             epsilon, delta, _ = budget.per_device(run.plan.num_devices)
-            for caution in weak_promises(epsilon, delta, run.plan.num_samples):
+            for caution in weak_guarantees(epsilon, delta, run.plan.num_samples):
                 show_item(console, caution)
 
 
 def show_sweep(
-    source: Source, points: Sequence[Point], found: Sweep, *, table: str | None
+    source: Source, points: Sequence[Point], sweep: Sweep, *, table: str | None
 ) -> None:
-    """Print what every plan reached, as means over the seeds."""
-    plans, seeds = counted(len(found.plans), "plan"), counted(len(found.seeds), "seed")
+    """Print the result of every plan, as means over the seeds."""
+    plans, seeds = counted(len(sweep.plans), "plan"), counted(len(sweep.seeds), "seed")
     with new_page() as console:
         show_title(console, source)
-        show_heading(console, f"Swept: {plans} x {seeds}")
-        _show_points(console, points, found)
+        show_heading(console, f"Sweep: {plans} x {seeds}")
+        _show_points(console, points, sweep)
         if any(point.plan is None for point in points):
-            show_item(console, "no plan: that cost does not pay for one round")
-        _explain(console, found.measured, "accuracy and loss: ")
-        if len(found.seeds) > 1:
+            show_item(console, "no plan: this cost budget does not pay for one round")
+        _explain(console, sweep.measured, "accuracy and loss: ")
+        if len(sweep.seeds) > 1:
             show_item(console, f"+-: standard deviation over {seeds}")
         show_item(
-            console, "every run spends its budgets: a fleet would carry out one of them"
+            console,
+            "each run spends the budgets: a real fleet can only run one of them",
         )
         if table is not None:
-            show_item(console, f"every run is in {one_line(table)}")
+            show_item(console, f"all runs: {one_line(table)}")
 
 
 def _in_a_line(plan: Plan) -> str:
@@ -110,17 +110,17 @@ def _outcome(budget: Budget, run: Run, record: str | None) -> Iterator[tuple[str
     plan, last = run.plan, run.rounds[-1]
     yield "privacy", f"{plan.privacy}, for the whole run"
     spent = span(last.cost)
-    yield "cost", f"{spent} of {span(budget.cost)} units for each device"
+    yield "cost", f"{spent} of {span(budget.cost)} units per device"
     answers = span([done.answered for done in run.rounds])
-    yield "answers", f"from {answers} of {plan.num_devices} devices in a round"
+    yield "answers", f"from {answers} of {plan.num_devices} devices per round"
     if record is None:
-        yield "record", "none: name a folder with --out"
+        yield "record", "none; use --out FOLDER to save the run"
     else:
         yield "record", f"{one_line(record)}: plan, rounds and model"
 
 
 def _show_measured(console: Console, measured: Mapping[str, float]) -> None:
-    """Show one line per part and model: the released one, and others if measured."""
+    """Show one line per model and part of the rows."""
     table = new_table("model", "rows", "loss", "accuracy", right=True)
     if "personal_test_loss" not in measured:
         table = new_table("rows", "loss", "accuracy", right=True)
@@ -136,20 +136,20 @@ def _show_measured(console: Console, measured: Mapping[str, float]) -> None:
     _explain(console, measured, "")
 
 
-def _explain(console: Console, measured: Mapping[str, Any], what: str) -> None:
-    """Say what the figures are, and which are missing."""
+def _explain(console: Console, measured: Mapping[str, Any], prefix: str) -> None:
+    """Explain the figures, and which are missing."""
     if "personal_test_loss" in measured:
         for line in _EXPLAINED:
             show_item(console, line)
-    show_item(console, f"{what}{MEANS}")
+    show_item(console, f"{prefix}{MEANS}")
     show_item(console, NOT_PRIVATE)
     if "test_loss" not in measured:
         show_item(console, "no device has test rows: no test accuracy, no test loss")
     elif "test_accuracy" not in measured:
-        show_item(console, "the labels are numbers: a loss, but no accuracy")
+        show_item(console, "the labels are numbers: there is a loss, but no accuracy")
 
 
-def _show_points(console: Console, points: Sequence[Point], found: Sweep) -> None:
+def _show_points(console: Console, points: Sequence[Point], sweep: Sweep) -> None:
     names = ("epsilon", "cost", "tau x\nrounds", "learning\nrate")
     table = new_table("planner", *names, "test\naccuracy", "train\nloss", right=True)
     for point in points:
@@ -157,8 +157,8 @@ def _show_points(console: Console, points: Sequence[Point], found: Sweep) -> Non
         if point.plan is None:
             table.add_row(*budgets, "no plan", "", "", "")
             continue
-        accuracy = found.measured.get("test_accuracy")
-        loss, _ = spread(found.measured["train_loss"][point.number])
+        accuracy = sweep.measured.get("test_accuracy")
+        loss, _ = spread(sweep.measured["train_loss"][point.number])
         table.add_row(
             *budgets,
             f"{point.plan.tau}x{point.plan.rounds}",
@@ -174,12 +174,12 @@ def _spread(mean: float, std: float | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Return four places, as long as that is not a row of digits."""
+    """Return four decimals; three digits for a large number."""
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
 
 
 def spread(values: Array) -> tuple[float, float | None]:
-    """Return mean and standard deviation; one value alone has no deviation."""
+    """Return mean and standard deviation; a single value has no deviation."""
     return float(np.mean(values)), (
         float(np.std(values, ddof=1)) if len(values) > 1 else None
     )

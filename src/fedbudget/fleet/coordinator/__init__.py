@@ -1,1 +1,1 @@
-"""The coordinator: plans for the fleet and averages its answers."""
+"""The coordinator: plans for the fleet, runs the rounds and averages the answers."""

@@ -1,16 +1,16 @@
-"""The coordinator's memory: one SQLite file per run, written before anything is sent.
+"""The coordinator's checkpoints: one SQLite file per run, written before any sending.
 
     run       the plan and the run's random identity
-    devices   what the devices of the run had declared, in the plan's order
-    offers    the signed bytes that each device was sent
-    orders    the signed bytes of each round, stored before they are published
-    replies   what came in for each round: answered, late or refused, once per device
-    rounds    the average of each round that is over: it is never computed again
-    dropped   how many messages of a device were thrown away, and why the last one
+    devices   the declarations of the run's devices, in the plan's order
+    offers    the signed bytes of each device's offer
+    orders    the signed bytes of each round's order, stored before publication
+    replies   one row per round and device: answered, late or refused
+    rounds    the average of each closed round; it is never computed again
+    dropped   number of dropped messages per device, and the last reason
 
-A coordinator that is killed at any moment and started again publishes the same bytes,
-so that devices resend what they have answered and pay nothing. From the closed rounds
-alone, a run can be replayed to where it was.
+A coordinator that is killed at any moment and started again publishes the same bytes.
+Devices then resend their stored answers and are not charged again. The closed rounds
+are enough to replay a run.
 """
 
 import json
@@ -29,6 +29,8 @@ from fedbudget.errors import RecordError
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.planning import Plan
 
+# Files of earlier releases have these names: devices.place is the index of a device in
+# the plan, devices.told is its declaration.
 _TABLES = """
 CREATE TABLE IF NOT EXISTS run (
   only INTEGER PRIMARY KEY CHECK (only = 1),
@@ -50,8 +52,9 @@ CREATE TABLE IF NOT EXISTS dropped (
 );
 """
 
-# The schema's version, in the file's header: 0 had no codes, but texts that begin with
-# one and a colon. Each step is written together with its version, or not at all.
+# The schema's version, in the file's header. Version 0 had no column for codes: its
+# reasons begin with the code and a colon. A migration and its version are one
+# transaction.
 _VERSION = 1
 _ADD_CODES = """
 ALTER TABLE replies ADD COLUMN code TEXT NOT NULL DEFAULT '';
@@ -61,17 +64,18 @@ UPDATE replies SET code = substr(reason, 1, instr(reason || ':', ':') - 1)
 
 
 class Outcome(StrEnum):
-    """What came of a device's part in a round."""
+    """The outcome of a device's part in a round."""
 
     ANSWERED = "answered"
     LATE = "late"
     REFUSED = "refused"
 
 
-# It had refused the run, and then joined: what came of this round is not known.
+# The device refused the run and joined later: the outcome of this round is unknown.
 JOINED_LATE = "joined-late"
-# A device of which this is known may have been charged: its answer was lost, its model
-# grew beyond all bounds, its disk was full after the charge, or it is further than us.
+# A device that refuses with one of these codes may have been charged: its answer was
+# lost, its model diverged, its disk was full after the charge, or it is ahead of the
+# coordinator.
 MAY_BE_CHARGED = (
     "already-charged",
     "bad-model",
@@ -83,18 +87,18 @@ MAY_BE_CHARGED = (
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """What a run was begun with."""
+    """A run as it was started."""
 
     run: bytes
     name: str
     plan: dict[str, Any]
-    declared: tuple[Declaration, ...]
+    declarations: tuple[Declaration, ...]
 
     @staticmethod
     def plain(plan: Plan) -> dict[str, Any]:
-        """Return a plan as JSON would bring it back."""
-        plain: dict[str, Any] = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
-        return plain
+        """Return a plan as JSON restores it."""
+        values: dict[str, Any] = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,16 +109,16 @@ class StoredReply:
     device: str
     outcome: Outcome
     code: str = ""  # of a refusal: one of REFUSALS, or JOINED_LATE
-    reason: str = ""  # of a refusal, for people; no decision rests on it
+    reason: str = ""  # of a refusal, for people; no decision depends on it
     theta: bytes | None = None
 
 
 class Checkpoints:
-    """One run's file, open for one coordinator."""
+    """The file of one run, locked by one coordinator."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        with self._telling():
+        with self._record_errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=1.0
@@ -126,16 +130,16 @@ class Checkpoints:
                 raise
 
     def _open(self) -> None:
-        """Take the file for this coordinator alone, and bring its schema up to date."""
+        """Lock the file for this coordinator, and migrate its schema."""
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")
-        # A second coordinator of the same run would publish orders of its own.
+        # A second coordinator of the same run would publish different orders.
         self._database.execute("PRAGMA locking_mode=EXCLUSIVE")
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
         if version > _VERSION:
             raise RecordError(
                 f"checkpoint {self.path} has schema version {version}, and this "
-                f"release reads up to {_VERSION}: go on with the release that wrote it"
+                f"release reads up to {_VERSION}: use the release that wrote it"
             )
         if version == _VERSION:
             return
@@ -147,13 +151,13 @@ class Checkpoints:
         )
 
     def close(self) -> None:
-        """Let another coordinator take over."""
+        """Close the file and release its lock."""
         self._database.close()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Write several things at once, or none of them."""
-        with self._telling():
+    def transaction(self) -> Iterator[None]:
+        """Write several things in one transaction."""
+        with self._record_errors():
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -163,51 +167,52 @@ class Checkpoints:
             self._database.execute("COMMIT")
 
     def run(self) -> StoredRun | None:
-        """Return the run that was begun, if any."""
-        row = self._one("SELECT run, name, plan FROM run")
+        """Return the stored run, if any."""
+        row = self._fetch_one("SELECT run, name, plan FROM run")
         if row is None:
             return None
-        told = self._all("SELECT told FROM devices ORDER BY place")
+        rows = self._fetch_all("SELECT told FROM devices ORDER BY place")
         return StoredRun(
             run=row[0],
             name=row[1],
             plan=json.loads(row[2]),
-            declared=tuple(Declaration.from_bytes(row[0]) for row in told),
+            declarations=tuple(Declaration.from_bytes(payload) for (payload,) in rows),
         )
 
-    def begin(self, begun: StoredRun, offers: Sequence[tuple[str, bytes]]) -> None:
+    def begin(self, run: StoredRun, offers: Sequence[tuple[str, bytes]]) -> None:
         """Store a new run with its offers."""
-        plan = json.dumps(begun.plan, allow_nan=False)
-        with self.together():
-            self._do(
-                "INSERT INTO run VALUES (1, ?, ?, ?)", (begun.run, begun.name, plan)
+        plan = json.dumps(run.plan, allow_nan=False)
+        with self.transaction():
+            self._execute(
+                "INSERT INTO run VALUES (1, ?, ?, ?)", (run.run, run.name, plan)
             )
-            for place, told in enumerate(begun.declared):
-                self._do("INSERT INTO devices VALUES (?, ?)", (place, told.to_bytes()))
+            for index, declaration in enumerate(run.declarations):
+                row = (index, declaration.to_bytes())
+                self._execute("INSERT INTO devices VALUES (?, ?)", row)
             for device, payload in offers:
-                self._do("INSERT INTO offers VALUES (?, ?)", (device, payload))
+                self._execute("INSERT INTO offers VALUES (?, ?)", (device, payload))
 
     def offers(self) -> list[tuple[str, bytes]]:
         """Return each device's offer."""
-        return self._all("SELECT device, payload FROM offers ORDER BY device")
+        return self._fetch_all("SELECT device, payload FROM offers ORDER BY device")
 
     def order(self, round: int) -> bytes | None:
-        """Return the bytes of a round's order, if it was ever written."""
-        row = self._one("SELECT payload FROM orders WHERE round = ?", (round,))
+        """Return the bytes of a round's order, if it is stored."""
+        row = self._fetch_one("SELECT payload FROM orders WHERE round = ?", (round,))
         return None if row is None else bytes(row[0])
 
     def add_order(self, round: int, payload: bytes) -> None:
         """Store an order, before it is published."""
-        self._do("INSERT INTO orders VALUES (?, ?)", (round, payload))
+        self._execute("INSERT INTO orders VALUES (?, ?)", (round, payload))
 
     def last_order(self) -> bytes | None:
-        """Return the bytes of the last order that was written."""
-        row = self._one("SELECT payload FROM orders ORDER BY round DESC LIMIT 1")
+        """Return the bytes of the last stored order."""
+        row = self._fetch_one("SELECT payload FROM orders ORDER BY round DESC LIMIT 1")
         return None if row is None else bytes(row[0])
 
     def replies(self, round: int) -> dict[str, StoredReply]:
-        """Return what has come in for a round, by device."""
-        rows = self._all(
+        """Return the replies to a round, by device."""
+        rows = self._fetch_all(
             "SELECT device, outcome, code, reason, theta FROM replies WHERE round = ?",
             (round,),
         )
@@ -224,8 +229,8 @@ class Checkpoints:
         }
 
     def add_reply(self, reply: StoredReply) -> None:
-        """Store a reply; an answer replaces a refusal, nothing replaces an answer."""
-        self._do(
+        """Store a reply. An answer replaces a refusal; nothing replaces an answer."""
+        self._execute(
             "INSERT INTO replies (round, device, outcome, code, reason, theta) "
             "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "outcome = excluded.outcome, code = excluded.code, "
@@ -242,17 +247,17 @@ class Checkpoints:
         )
 
     def forget_refusals(self) -> None:
-        """Forget who refused the run, or a round that is not over: it is asked anew."""
-        self._do(
+        """Delete refusals of the run and of open rounds: devices are asked again."""
+        self._execute(
             "DELETE FROM replies WHERE outcome = ? AND round NOT IN "
             "(SELECT round FROM rounds)",
             (Outcome.REFUSED,),
         )
 
     def rounds_with(self, outcome: Outcome) -> dict[str, int]:
-        """Return in how many rounds that are over each device had this outcome."""
+        """Return the number of closed rounds with this outcome, by device."""
         return dict(
-            self._all(
+            self._fetch_all(
                 "SELECT device, count(*) FROM replies WHERE outcome = ? AND round IN "
                 "(SELECT round FROM rounds) GROUP BY device",
                 (outcome,),
@@ -262,10 +267,10 @@ class Checkpoints:
     def rounds_refused(
         self, rounds: int, *, except_for: Sequence[str]
     ) -> dict[str, int]:
-        """Return how many of the first rounds each device refused by another code."""
+        """Count each device's refusals in the first rounds, but for these codes."""
         marks = ", ".join("?" * len(except_for))
         return dict(
-            self._all(
+            self._fetch_all(
                 "SELECT device, count(*) FROM replies WHERE outcome = ? AND round "
                 f"BETWEEN 1 AND ? AND code NOT IN ({marks}) GROUP BY device",
                 (Outcome.REFUSED, rounds, *except_for),
@@ -273,61 +278,66 @@ class Checkpoints:
         )
 
     def close_round(self, round: int, theta: Array, seconds: float) -> None:
-        """Store a round's average; the single answers are no longer needed."""
-        with self.together():
-            plain = np.asarray(theta, dtype="<f8").tobytes()
-            self._do("INSERT INTO rounds VALUES (?, ?, ?)", (round, plain, seconds))
-            self._do("UPDATE replies SET theta = NULL WHERE round = ?", (round,))
+        """Store a round's average and delete the models that it was computed from."""
+        with self.transaction():
+            average = np.asarray(theta, dtype="<f8").tobytes()
+            self._execute(
+                "INSERT INTO rounds VALUES (?, ?, ?)", (round, average, seconds)
+            )
+            self._execute("UPDATE replies SET theta = NULL WHERE round = ?", (round,))
 
     def closed_round(self, round: int) -> Array | None:
-        """Return the average of a round that is over."""
-        row = self._one("SELECT theta FROM rounds WHERE round = ?", (round,))
+        """Return the average of a round, if it is closed."""
+        row = self._fetch_one("SELECT theta FROM rounds WHERE round = ?", (round,))
         return None if row is None else np.frombuffer(row[0], dtype="<f8").copy()
 
     def rounds_closed(self) -> int:
-        """Return how many rounds are over."""
-        return int(self._all("SELECT count(*) FROM rounds")[0][0])
+        """Return the number of closed rounds."""
+        return int(self._fetch_all("SELECT count(*) FROM rounds")[0][0])
 
     def round_seconds(self) -> list[float]:
-        """Return how long each round took."""
+        """Return the duration of each closed round."""
         return [
-            row[0] for row in self._all("SELECT seconds FROM rounds ORDER BY round")
+            row[0]
+            for row in self._fetch_all("SELECT seconds FROM rounds ORDER BY round")
         ]
 
     def add_dropped(self, device: str, reason: str) -> None:
-        """Count a message that was thrown away."""
-        self._do(
+        """Count a dropped message."""
+        self._execute(
             "INSERT INTO dropped VALUES (?, 1, ?) ON CONFLICT DO UPDATE SET "
             "times = times + 1, reason = excluded.reason",
             (device, reason),
         )
 
     def dropped(self) -> dict[str, tuple[int, str]]:
-        """Return how many messages of each device were thrown away, and why."""
-        rows = self._all("SELECT device, times, reason FROM dropped ORDER BY device")
+        """Return the number of dropped messages and the last reason, by device."""
+        rows = self._fetch_all(
+            "SELECT device, times, reason FROM dropped ORDER BY device"
+        )
         return {device: (times, reason) for device, times, reason in rows}
 
-    def _do(self, statement: str, values: tuple[Any, ...] = ()) -> None:
-        with self._telling():
+    def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> None:
+        with self._record_errors():
             self._database.execute(statement, values)
 
-    def _all(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        with self._telling():
+    def _fetch_all(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        with self._record_errors():
             return self._database.execute(statement, values).fetchall()
 
-    def _one(self, statement: str, values: tuple[Any, ...] = ()) -> Any:
-        found = self._all(statement, values)
-        return found[0] if found else None
+    def _fetch_one(self, statement: str, values: tuple[Any, ...] = ()) -> Any:
+        rows = self._fetch_all(statement, values)
+        return rows[0] if rows else None
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Turn what goes wrong with the file into one line."""
+    def _record_errors(self) -> Iterator[None]:
+        """Raise errors of SQLite and of the disk as a RecordError, on one line."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            remedy = "make room, or choose another folder"
+            remedy = "free disk space, or choose another folder"
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-                remedy = "another coordinator is using it; stop that one first"
+                remedy = "another coordinator is using it; stop that coordinator first"
             raise RecordError(
                 f"checkpoint {self.path} cannot be used ({error}): {remedy}"
             ) from error

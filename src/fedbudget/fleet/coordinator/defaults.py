@@ -1,12 +1,12 @@
-"""What a coordinator does where nobody says otherwise.
+"""Default settings of a coordinator.
 
-On their own, so that the command line shows them without loading the coordinator.
+A module of their own: `--help` shows them without loading the coordinator.
 """
 
 NAME = "run"
 WAIT = 60.0  # seconds for devices to declare themselves
 DEADLINE = 60.0  # seconds for a round
-MINIMUM = 1  # answers without which a round does not end at its deadline
+MINIMUM = 1  # answers that a round needs before it ends at its deadline
 PATIENCE = 10  # deadlines after which a round without enough answers ends the run
 PRECISION = "float32"  # of the models that are sent
-STATUS_PORT = 8765  # where the page of `fedbudget ui` looks for the status
+STATUS_PORT = 8765  # where `fedbudget ui` reads the status

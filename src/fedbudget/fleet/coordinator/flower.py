@@ -1,9 +1,10 @@
 """Flower as a transport: a coordinator inside a ServerApp, guards behind SuperNodes.
 
-Flower asks, and a SuperNode answers: there is one message to a node at a time, a parcel
-of all that the node has not been sent yet, and its reply is a parcel of all that the
-guard said. The ClientApp (deploy/flower) hands bytes to the guard's socket and back; it
-decides nothing, for a SuperNode runs whatever code its server sends.
+Flower sends a request to a SuperNode, and the node replies. Each node has at most one
+open request: a parcel of all messages that the node lacks. Its reply is a parcel of the
+guard's messages. The ClientApp (deploy/flower) only forwards bytes between Flower and
+the guard's socket. It makes no decisions, because a SuperNode runs any code that its
+server sends.
 """
 
 import logging
@@ -30,36 +31,36 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 PARCEL = "parcel"  # name of the record in a message, and of its only value
-_POLL = 0.5  # seconds between two questions whether a reply is there
-_LOOK = 3.0  # seconds between two questions who is connected
-_AGAIN = 10.0  # seconds before a node that failed is tried again
+_POLL = 0.5  # seconds between two requests for replies
+_LOOK = 3.0  # seconds between two requests for the connected nodes
+_RETRY = 10.0  # seconds before a failed node is tried again
 
 
 @dataclass
 class _Node:
-    """One SuperNode: which device it speaks for, and what it is to be sent."""
+    """One SuperNode: its device, and the messages for it."""
 
     number: int
     name: str = ""  # of the device; empty until it has declared itself
     outbox: dict[str, bytes] = field(default_factory=dict)  # by topic: newest only
-    asked: bool = False  # for its declaration
-    sent: str = ""  # the message that is not answered yet
-    carried: dict[str, bytes] = field(default_factory=dict)  # what that holds
-    expires: float = 0.0  # when that is given up
-    not_before: float = 0.0  # the next one
+    requested: bool = False  # its declaration
+    sent: str = ""  # identity of the open request
+    carried: dict[str, bytes] = field(default_factory=dict)  # its messages, by topic
+    expires: float = 0.0  # monotonic time at which it is given up
+    not_before: float = 0.0  # monotonic time of the next request
 
 
 class FlowerChannel:
     """A coordinator's channel over a Flower grid; see `channel.Channel`.
 
-    A node speaks for the device that it declares first, for as long as it is connected,
-    and for no other; a second node of the same name is not heard.
+    While it is connected, a node speaks only for the device that it declares first.
+    Messages of a second node with the same name are dropped.
 
     Args:
-        grid: As Flower gives it to a ServerApp.
-        ttl: Seconds after which an undelivered message is void: a device that was away
-            is sent the newest order, and not charged for those that it missed.
-        poll: Seconds between two questions whether a reply is there.
+        grid: As Flower passes it to a ServerApp.
+        ttl: Seconds after which an undelivered message expires: a device that was
+            offline receives the newest order, and is not charged for missed ones.
+        poll: Seconds between two requests for replies.
     """
 
     def __init__(self, grid: "Grid", *, ttl: float, poll: float = _POLL) -> None:
@@ -67,7 +68,7 @@ class FlowerChannel:
         within("poll", poll, above=0)
         self._grid, self._ttl, self._poll = grid, float(ttl), float(poll)
         self.kept: dict[str, bytes] = {}
-        self._offered: set[str] = set()  # the devices of the run
+        self._offered: set[str] = set()  # devices with an offer
         self._nodes: dict[int, _Node] = {}
         self._inbox: deque[Message] = deque()
         self._look_at = 0.0
@@ -76,49 +77,49 @@ class FlowerChannel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: the grid is Flower's to close."""
+        """Do nothing: Flower closes the grid."""
 
     @property
     def trouble(self) -> str:
-        """Why nobody may be heard, in words; empty if all is well."""
+        """Why messages may be missing, for people; empty if all is well."""
         silent = sum(not node.name for node in self._nodes.values())
         if not self._nodes:
             return "no SuperNode is connected"
         return f"SuperNodes without a guard: {silent}" if silent else ""
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Put a message into the next parcel of every node that it is for."""
+        """Add a message to the next parcel of each node that it is for."""
         for node in self._nodes.values():
-            on_its_way = node.sent and node.carried.get(topic) == payload
-            if self._is_for(topic, node) and not on_its_way:
+            in_transit = node.sent and node.carried.get(topic) == payload
+            if self._is_for(topic, node) and not in_transit:
                 node.outbox[topic] = payload
 
     def keep(self, topic: str, payload: bytes) -> None:
-        """Publish, and again to nodes that come or fail."""
+        """Publish now, and again to nodes that connect later or fail."""
         self.kept[topic] = payload
-        kind, who = topics.parse(topic)
+        kind, device = topics.parse(topic)
         if kind == "offer":
-            self._offered.add(who)
+            self._offered.add(device)
         self.publish(topic, payload)
 
     def withdraw(self, topic: str) -> None:
-        """Send a message no more."""
+        """Stop sending a message."""
         self.kept.pop(topic, None)
-        kind, who = topics.parse(topic)
+        kind, device = topics.parse(topic)
         if kind == "offer":
-            self._offered.discard(who)
+            self._offered.discard(device)
         for node in self._nodes.values():
             node.outbox.pop(topic, None)
 
     def flush(self, seconds: float) -> bool:
-        """Return at once: what was withdrawn is not sent, and a parcel needs no end."""
+        """Return at once: withdrawn messages are not sent, and none is pending here."""
         return True
 
     def acknowledge(self, message: Message) -> None:
-        """Do nothing: a reply that gets lost is asked for again."""
+        """Do nothing: a lost reply is requested again."""
 
     def receive(self, seconds: float | None = None) -> Message | None:
-        """Return the next message, or none if there is none in time."""
+        """Return the next message, or None if none arrives in time."""
         end = time.monotonic() + (float("inf") if seconds is None else seconds)
         while not self._inbox and time.monotonic() < end:
             self._look()
@@ -129,30 +130,34 @@ class FlowerChannel:
         return self._inbox.popleft() if self._inbox else None
 
     def _is_for(self, topic: str, node: _Node) -> bool:
-        """Offers go to their device, orders to every device that has an offer."""
-        kind, who = topics.parse(topic)
+        """Return whether a node needs a message: its offer, or then any order."""
+        kind, device = topics.parse(topic)
         if kind == "offer":
-            return who == node.name
+            return device == node.name
         return node.name in self._offered
 
     def _look(self) -> None:
-        """See which nodes have come and gone."""
+        """Update the list of connected nodes."""
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + _LOOK
-        there = set(self._grid.get_node_ids())
-        for number in there - set(self._nodes):
+        connected = set(self._grid.get_node_ids())
+        for number in connected - set(self._nodes):
             self._nodes[number] = _Node(number)
-        for number in set(self._nodes) - there:
-            self._tell_gone(self._nodes.pop(number))
+        for number in set(self._nodes) - connected:
+            self._report_offline(self._nodes.pop(number))
 
     def _send(self) -> None:
-        """Push one parcel to every node that is free and lacks something."""
+        """Push one parcel to each node that has no open request and lacks a message."""
         from flwr.app import ConfigRecord, Message as FlowerMessage, RecordDict
 
         now, outgoing = time.monotonic(), []
         for node in self._nodes.values():
-            if node.sent or now < node.not_before or (node.asked and not node.outbox):
+            if (
+                node.sent
+                or now < node.not_before
+                or (node.requested and not node.outbox)
+            ):
                 continue
             record = ConfigRecord({PARCEL: pack(node.outbox.items())})
             parcel = FlowerMessage(
@@ -162,7 +167,7 @@ class FlowerChannel:
                 ttl=self._ttl,
             )
             node.carried, node.outbox = node.outbox, {}
-            node.asked, node.expires = True, now + self._ttl
+            node.requested, node.expires = True, now + self._ttl
             outgoing.append((node, parcel))
         pushed = set(self._grid.push_messages([p for _, p in outgoing]))
         for node, parcel in outgoing:
@@ -171,7 +176,7 @@ class FlowerChannel:
                 self._failed(node, "Flower did not take the message")
 
     def _collect(self) -> None:
-        """Pull the replies that are there, and give up what has expired."""
+        """Pull the available replies, and give up expired requests."""
         waiting = {node.sent: node for node in self._nodes.values() if node.sent}
         if waiting:
             for reply in self._grid.pull_messages(list(waiting)):
@@ -183,30 +188,29 @@ class FlowerChannel:
                 self._failed(node, f"no reply in {self._ttl:g} s")
 
     def _open(self, node: _Node, reply: "FlowerMessage") -> None:
-        """Take in a node's reply, which is untrusted."""
+        """Read a node's reply, which is untrusted."""
         node.sent = ""
         if reply.has_error():
             self._failed(node, reply.error.reason)
             return
         try:
-            said = unpack(_bytes_of(reply), limit=MAX_BYTES)
-            for topic, payload in said:
-                self._hear(node, topic, payload)
+            for topic, payload in unpack(_bytes_of(reply), limit=MAX_BYTES):
+                self._accept(node, topic, payload)
         except MessageError as error:
             self._failed(node, str(error))
 
-    def _hear(self, node: _Node, topic: str, payload: bytes) -> None:
-        kind, who = topics.parse(topic)
+    def _accept(self, node: _Node, topic: str, payload: bytes) -> None:
+        kind, device = topics.parse(topic)
         if kind == "declare" and not node.name:
-            self._name(node, who)
-        if who != node.name:
-            raise MessageError(f"it speaks for {who!r}, not for {node.name!r}")
+            self._name(node, device)
+        if device != node.name:
+            raise MessageError(f"it sends for {device!r}, not for {node.name!r}")
         self._inbox.append(Message(topic=topic, payload=payload, receiver="flower"))
 
     def _name(self, node: _Node, name: str) -> None:
-        """Let a node speak for a device, and send it all that is kept for that."""
+        """Assign a device to a node, and queue all messages for that device."""
         if any(other.name == name for other in self._nodes.values()):
-            raise MessageError(f"another node speaks for {name!r} already")
+            raise MessageError(f"another node sends for {name!r} already")
         node.name = name
         self._renew(node)
 
@@ -214,20 +218,20 @@ class FlowerChannel:
         node.outbox = {t: p for t, p in self.kept.items() if self._is_for(t, node)}
 
     def _failed(self, node: _Node, reason: str) -> None:
-        """Try a node again later, with all that it may lack."""
+        """Try a node again later, with all messages that it may lack."""
         _log.warning(
             "node %d, %s: %s", node.number, node.name or "no name yet", reason[:300]
         )
-        node.sent, node.asked = "", False
-        node.not_before = time.monotonic() + _AGAIN
+        node.sent, node.requested = "", False
+        node.not_before = time.monotonic() + _RETRY
         self._renew(node)
-        self._tell_gone(node)
+        self._report_offline(node)
 
-    def _tell_gone(self, node: _Node) -> None:
+    def _report_offline(self, node: _Node) -> None:
         if node.name:
             topic = topics.status(node.name)
-            gone = Message(topic=topic, payload=topics.OFFLINE, receiver="flower")
-            self._inbox.append(gone)
+            offline = Message(topic=topic, payload=topics.OFFLINE, receiver="flower")
+            self._inbox.append(offline)
 
 
 def _bytes_of(reply: "FlowerMessage") -> bytes:
@@ -238,30 +242,30 @@ def _bytes_of(reply: "FlowerMessage") -> bytes:
     """
     record: Any = reply.content.get(PARCEL)
     try:
-        found = record[PARCEL]
+        parcel = record[PARCEL]
     except (KeyError, TypeError):
-        raise MessageError("the reply holds no parcel") from None
-    if not isinstance(found, bytes) or not found:
+        raise MessageError("the reply has no parcel") from None
+    if not isinstance(parcel, bytes) or not parcel:
         raise MessageError("its ClientApp found no guard")
-    return found
+    return parcel
 
 
 def serve_app(grid: "Grid", context: "Context") -> None:
-    """Be the main function of a ServerApp: plan, run the rounds, release.
+    """Run the coordinator as the main function of a ServerApp.
 
-    What `fedbudget server` takes as options comes from Flower's run config, under the
-    same names; deploy/flower/pyproject.toml lists them.
+    The options of `fedbudget server` come from Flower's run config, under the same
+    names; deploy/flower/pyproject.toml lists them.
     """
     settings = settings_of(context.run_config)
-    # Not the root's: Flower sends what is logged, and logs that it has sent it.
-    ours = logging.getLogger("fedbudget")
-    ours.setLevel(logging.INFO)
-    ours.addHandler(logging.StreamHandler())
+    # Not the root logger: Flower sends its records, and logs that it has sent them.
+    logger = logging.getLogger("fedbudget")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.StreamHandler())
     channel = FlowerChannel(grid, ttl=settings.deadline)
-    run_server(settings, channel=channel, on_round=_tell)
+    run_server(settings, channel=channel, on_round=_log_round)
 
 
-def _tell(latest: Round) -> None:
+def _log_round(latest: Round) -> None:
     numbers = latest.number, latest.answered, len(latest.refused)
     _log.info("round %d: %d answers, %d refusals", *numbers)
 
@@ -274,26 +278,27 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     4
 
     Raises:
-        InvalidInputError: A key is not known, or a value is missing or wrong.
+        InvalidInputError: A key is unknown, or a value is missing or invalid.
     """
-    known = [item.name.replace("_", "-") for item in fields(Settings)]
-    known.remove("broker")  # Flower is the way to the devices
+    keys = [item.name.replace("_", "-") for item in fields(Settings)]
+    keys.remove("broker")  # Flower is the connection to the devices
     for key in config:
-        if key not in known:
+        if key not in keys:
             raise InvalidInputError(
-                f"{key} in the run config is not known: use only {', '.join(known)}"
+                f"{key} in the run config is unknown: use only {', '.join(keys)}"
             )
-    plain = {key.replace("-", "_"): value for key, value in config.items()}
+    values = {key.replace("-", "_"): value for key, value in config.items()}
     for key in ("out", "signing_key"):
-        if not plain.get(key):
+        if not values.get(key):
             name = key.replace("_", "-")
             raise InvalidInputError(
-                f"{name} is missing in the run config: give --run-config "
+                f"{name} is missing in the run config: use --run-config "
                 f"'{name}=\"...\"'"
             )
-        plain[key] = Path(str(plain[key]))
-    # Flower's config knows no none: 0 devices are all that come, port -1 is no page.
-    plain["devices"] = plain.get("devices") or None
-    port = whole("status-port", plain.get("status_port", -1), least=-1, most=65535)
-    plain["status_port"] = None if port < 0 else port
-    return Settings(**plain)
+        values[key] = Path(str(values[key]))
+    # Flower's config has no null: 0 devices means all that declare themselves, port -1
+    # means no status page.
+    values["devices"] = values.get("devices") or None
+    port = whole("status-port", values.get("status_port", -1), least=-1, most=65535)
+    values["status_port"] = None if port < 0 else port
+    return Settings(**values)

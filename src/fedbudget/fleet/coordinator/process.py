@@ -1,9 +1,9 @@
-"""The coordinator's whole life: wait for devices, plan, run the rounds, release.
+"""The coordinator's process: wait for devices, plan, run the rounds, release the model.
 
     OUT/coordinator.sqlite   the checkpoints; see `checkpoints`
     OUT/run/                 the run folder, as of any training; see `record`
 
-Started again with the same folder, it goes on with the same round of the same plan.
+Started again with the same folder, it resumes the same round of the same plan.
 """
 
 import logging
@@ -44,25 +44,25 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a coordinator is to run; what is planned, devices declare themselves."""
+    """Settings of a coordinator; sizes, budgets and prices come from the devices."""
 
     out: Path
     signing_key: Path
-    # Unless a channel is given.
+    # Not used if run_server is given a channel.
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     name: str = NAME
-    devices: int | None = None  # to wait for; none: all that come in time
-    wait: float = WAIT  # seconds for them
+    devices: int | None = None  # to wait for; None: all that declare in time
+    wait: float = WAIT  # seconds for devices to declare themselves
     deadline: float = DEADLINE
     minimum: int = MINIMUM
     patience: int = PATIENCE
     precision: str = PRECISION
     dissimilarity: str | float = USUAL_DISSIMILARITY
     planner: str = PLANNER
-    status_port: int | None = None  # none: no status page
+    status_port: int | None = None  # None: no status page
 
     def __post_init__(self) -> None:
-        """Refuse at once what would be refused after the wait."""
+        """Check now what would otherwise fail after the wait."""
         within("wait", self.wait, least=0)
         within("deadline", self.deadline, above=0)
         whole("minimum", self.minimum)
@@ -82,13 +82,13 @@ def run_server(
     on_begin: Callable[[Plan, tuple[str, ...], int | None], None] | None = None,
     on_round: Callable[[Round], None] | None = None,
 ) -> Run:
-    """Run the whole of it and return what was released.
+    """Plan, run all rounds, and return the released run.
 
     Args:
-        settings: Where, and how patiently.
-        channel: To the devices, if it is not the broker of the settings.
+        settings: Of the coordinator.
+        channel: To the devices; by default, a connection to the settings' broker.
         on_begin: Called with the plan, the devices and the port of the status page.
-        on_round: Called with every round.
+        on_round: Called after each round.
     """
     signer = Signer.read(settings.signing_key)
     checkpoints = Checkpoints(settings.out / "coordinator.sqlite")
@@ -97,17 +97,19 @@ def run_server(
             settings.broker, name=COORDINATOR, topics=topics.coordinator_reads()
         )
     roster = Roster()
-    known: list[FleetDevices] = []  # nobody, as long as devices are waited for
+    devices: FleetDevices | None = None  # until the plan is made
 
     def status() -> dict[str, Any]:
-        return known[0].status() if known else {"name": settings.name, "devices": []}
+        if devices is None:
+            return {"name": settings.name, "devices": []}
+        return devices.status()
 
     try:
         with _served(settings, status) as port, channel:
-            chosen, declared = _planned(settings, checkpoints, channel, roster)
+            plan, declarations = _make_plan(settings, checkpoints, channel, roster)
             devices = FleetDevices(
                 channel,
-                declared,
+                declarations,
                 signer=signer,
                 checkpoints=checkpoints,
                 name=settings.name,
@@ -117,15 +119,14 @@ def run_server(
                 precision=settings.precision,
                 roster=roster,
             )
-            known.append(devices)
             folder = settings.out / "run"
             if (folder / "model.npz").exists():
-                return _finished(folder, chosen, devices)
+                return _finished(folder, plan, devices)
             if on_begin is not None:
-                on_begin(chosen, devices.names, port)
+                on_begin(plan, devices.names, port)
             about = {"fleet": settings.name, "devices": list(devices.names)}
             record = Record(folder, about=about)
-            run = train(chosen, devices, record=record, on_round=on_round)
+            run = train(plan, devices, record=record, on_round=on_round)
             devices.finish()
             return run
     finally:
@@ -134,7 +135,7 @@ def run_server(
 
 @contextmanager
 def _served(settings: Settings, source: Source) -> Iterator[int | None]:
-    """Serve the status, if that is asked for, from before the first device comes."""
+    """Serve the status if required, from before the first device connects."""
     if settings.status_port is None:
         yield None
         return
@@ -145,28 +146,30 @@ def _served(settings: Settings, source: Source) -> Iterator[int | None]:
         status.close()
 
 
-def _finished(folder: Path, chosen: Plan, devices: FleetDevices) -> Run:
-    """Return a run that had ended, and do what a kill may have left undone."""
-    _log.info("the run in %s has ended before", folder)
+def _finished(folder: Path, plan: Plan, devices: FleetDevices) -> Run:
+    """Return a completed run; withdraw its offers, in case a kill prevented that."""
+    _log.info("the run in %s is complete already", folder)
     devices.finish()
     run = read_run(folder)
-    assert run.theta is not None  # the file was there
-    return Run(theta=run.theta, rounds=run.rounds, plan=chosen)
+    assert run.theta is not None  # model.npz exists
+    return Run(theta=run.theta, rounds=run.rounds, plan=plan)
 
 
-def _planned(
+def _make_plan(
     settings: Settings,
     checkpoints: Checkpoints,
     channel: Channel,
     roster: Roster,
 ) -> tuple[Plan, Sequence[Declaration]]:
-    """Return the plan of an interrupted run, or a new one for who is there."""
+    """Return the plan of an interrupted run, or a new one for the declared devices."""
     stored = checkpoints.run()
     if stored is not None:
-        done = checkpoints.rounds_closed()
-        _log.info("run %s goes on after round %d", stored.name, done)
-        return Plan.from_dict(stored.plan), stored.declared
-    found = gather(channel, roster, count=settings.devices, seconds=settings.wait)
+        closed = checkpoints.rounds_closed()
+        _log.info("run %s resumes after round %d", stored.name, closed)
+        return Plan.from_dict(stored.plan), stored.declarations
+    declarations = gather(
+        channel, roster, count=settings.devices, seconds=settings.wait
+    )
     return plan_fleet(
-        found, dissimilarity=settings.dissimilarity, planner=settings.planner
+        declarations, dissimilarity=settings.dissimilarity, planner=settings.planner
     )

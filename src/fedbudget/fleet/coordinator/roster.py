@@ -1,15 +1,16 @@
-"""Who is there: what devices declare, and whether they are connected.
+"""The devices of a fleet: declarations, connection states, and the plan for them.
 
-Planning for whoever has declared itself: declarations are untrusted, and free. Whoever
-cannot take part, fits no other, or demands noise that would drown the others is left
-out by name; no device can end a run for all, or wreck its model, by what it says.
+Declarations are untrusted and cost nothing. A device is left out of the plan, with a
+warning, if it cannot pay for a round, if it has other columns or another loss than most
+devices, or if it demands much more noise than the others. So no single declaration can
+end the run or ruin the model.
 """
 
 import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,24 +27,25 @@ from fedbudget.fleet.transport.channel import Channel, Message
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.planning import Plan, plan
+from fedbudget.planning.settings import PLANNER
 from fedbudget.problem import USUAL_DISSIMILARITY, Problem
 
 _log = logging.getLogger(__name__)
 
-_DECLARATION_BYTES = 4096  # far more than one has
-_LEAST_EPSILON = 1e-6  # who spends less than this releases nothing but noise
-_MOST_EXCESS = 10.0  # who demands more noise than this many times is left out
+_DECLARATION_BYTES = 4096  # more than any declaration needs
+_MIN_EPSILON = 1e-6  # below this, a device's answers are only noise
+_MAX_EXCESS = 10.0  # a device that demands more noise than this factor is left out
 
 
 class Roster:
     """The devices that have declared themselves, by name."""
 
     def __init__(self) -> None:
-        self.declared: dict[str, Declaration] = {}
+        self.declarations: dict[str, Declaration] = {}
         self.online: dict[str, bool] = {}
 
     def take(self, message: Message) -> bool:
-        """Take in a declaration or a presence; return whether it was one."""
+        """Store a declaration or a connection state; return whether it was one."""
         kind, device = topics.parse(message.topic)
         if kind == "status":
             self._status(device, message.payload)
@@ -52,19 +54,21 @@ class Roster:
         return kind in ("status", "declare")
 
     def _status(self, device: str, payload: bytes) -> None:
-        there = payload == topics.ONLINE
-        if self.online.get(device) != there:
-            _log.info("device %s is %s", device, "there" if there else "gone")
-        self.online[device] = there
+        online = payload == topics.ONLINE
+        if self.online.get(device) != online:
+            _log.info("device %s is %s", device, "online" if online else "offline")
+        self.online[device] = online
 
     def _declare(self, device: str, payload: bytes) -> None:
         if not payload:  # withdrawn
-            self.declared.pop(device, None)
+            self.declarations.pop(device, None)
             return
-        told = Declaration.from_bytes(payload, limit=_DECLARATION_BYTES)
-        if told.device != device:
-            raise MessageError(f"declares {told.device!r} over the topic of {device!r}")
-        self.declared[device] = told
+        declaration = Declaration.from_bytes(payload, limit=_DECLARATION_BYTES)
+        if declaration.device != device:
+            raise MessageError(
+                f"declares {declaration.device!r} on the topic of {device!r}"
+            )
+        self.declarations[device] = declaration
 
 
 def gather(
@@ -74,30 +78,30 @@ def gather(
     count: int | None,
     seconds: float,
 ) -> list[Declaration]:
-    """Wait until so many devices have declared themselves, and return them by name.
+    """Wait for `count` declarations, and return them sorted by device name.
 
     Raises:
-        TrainingError: They have not, in time.
+        TrainingError: Fewer devices have declared themselves in time.
     """
     end = time.monotonic() + seconds
-    while count is None or len(roster.declared) < count:
-        left = end - time.monotonic()
-        message = channel.receive(max(0.0, left)) if left > 0 else None
+    while count is None or len(roster.declarations) < count:
+        remaining = end - time.monotonic()
+        message = channel.receive(remaining) if remaining > 0 else None
         if message is None:
             break
-        _take_in(channel, roster, message)
-    found = len(roster.declared)
-    if found < (count or 1):
+        _store(channel, roster, message)
+    num_declared = len(roster.declarations)
+    if num_declared < (count or 1):
         trouble = f", and {channel.trouble}" if channel.trouble else ""
         raise TrainingError(
-            f"{found} devices have declared themselves in {seconds:g} s, of the "
-            f"{count or 1} to wait for{trouble}: start them, or wait longer"
+            f"{num_declared} devices have declared themselves in {seconds:g} s, of "
+            f"the {count or 1} to wait for{trouble}: start more devices, or wait longer"
         )
-    return [roster.declared[name] for name in sorted(roster.declared)]
+    return [roster.declarations[name] for name in sorted(roster.declarations)]
 
 
-def _take_in(channel: Channel, roster: Roster, message: Message) -> None:
-    """Take in a message from before a run; what is damaged is dropped by name."""
+def _store(channel: Channel, roster: Roster, message: Message) -> None:
+    """Store a message that arrives before the run; drop it if it is invalid."""
     try:
         roster.take(message)
     except MessageError as error:
@@ -105,46 +109,62 @@ def _take_in(channel: Channel, roster: Roster, message: Message) -> None:
     channel.acknowledge(message)
 
 
-def _able(declared: list[Declaration]) -> tuple[list[Declaration], Mapping[str, str]]:
-    """Return who can take part in a round at all, and why others are left out."""
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The devices to plan for, and the reasons why others are left out."""
+
+    declarations: list[Declaration]
+    left_out: Mapping[str, str]  # reason by device name
+
+
+def _select(
+    declarations: Sequence[Declaration], left_out: Mapping[str, str]
+) -> Selection:
+    selected = [d for d in declarations if d.device not in left_out]
+    return Selection(declarations=selected, left_out=left_out)
+
+
+def _with_budget(declarations: Sequence[Declaration]) -> Selection:
+    """Select the devices whose budgets allow one round with one step."""
     left_out: dict[str, str] = {}
-    for told in declared:
-        one = told.communication_price + told.computation_price
-        if not 0 < told.cost >= one:
-            left_out[told.device] = (
-                f"its cost budget {told.cost:g} does not pay for one round with one "
-                f"step, {one:g}"
+    for declaration in declarations:
+        price = declaration.communication_price + declaration.computation_price
+        if not 0 < declaration.cost >= price:
+            left_out[declaration.device] = (
+                f"its cost budget {declaration.cost:g} does not pay for one round "
+                f"with one step, {price:g}"
             )
-        elif told.epsilon < _LEAST_EPSILON:
-            left_out[told.device] = f"epsilon {told.epsilon:g} is no privacy to spend"
-    return [told for told in declared if told.device not in left_out], left_out
+        elif declaration.epsilon < _MIN_EPSILON:
+            left_out[declaration.device] = (
+                f"its epsilon {declaration.epsilon:g} is below {_MIN_EPSILON:g}"
+            )
+    return _select(declarations, left_out)
 
 
-def alike(declared: list[Declaration]) -> tuple[list[Declaration], Mapping[str, str]]:
-    """Return the largest group that one model serves, and why others are left out.
+def compatible(declarations: Sequence[Declaration]) -> Selection:
+    """Select the largest group of devices that can share one model.
 
-    >>> alike([])
+    >>> compatible([])
     Traceback (most recent call last):
     fedbudget.errors.InvalidInputError: no device to plan for: start some
     """
-    if not declared:
+    if not declarations:
         raise InvalidInputError("no device to plan for: start some")
-    kinds = Counter((told.dim, told.loss, told.num_classes) for told in declared)
+    kinds = Counter((d.dim, d.loss, d.num_classes) for d in declarations)
     kind = kinds.most_common(1)[0][0]
-    fitting = [t for t in declared if (t.dim, t.loss, t.num_classes) == kind]
     left_out = {
-        told.device: f"{told.dim} columns, loss {told.loss}, not {kind[0]}, {kind[1]}"
-        for told in declared
-        if (told.dim, told.loss, told.num_classes) != kind
+        d.device: f"{d.dim} columns, loss {d.loss}, not {kind[0]}, {kind[1]}"
+        for d in declarations
+        if (d.dim, d.loss, d.num_classes) != kind
     }
-    return fitting, left_out
+    return _select(declarations, left_out)
 
 
-def check_fit(plan: Plan, declared: Sequence[Declaration]) -> None:
-    """Raise unless a plan is for just these devices and their rows."""
-    if plan.num_devices != len(declared):
+def check_fit(plan: Plan, declarations: Sequence[Declaration]) -> None:
+    """Raise unless the plan is for exactly these devices and their rows."""
+    if plan.num_devices != len(declarations):
         raise InvalidInputError(
-            f"the plan is for {plan.num_devices} devices, and {len(declared)} have "
+            f"the plan is for {plan.num_devices} devices, and {len(declarations)} have "
             "declared themselves: plan again"
         )
     if plan.sampling == "poisson":
@@ -157,77 +177,76 @@ def check_fit(plan: Plan, declared: Sequence[Declaration]) -> None:
             "sampling cyclic is not for real devices, which count every step in full: "
             "plan again with sampling fixed"
         )
-    for index, told in enumerate(declared):
-        here = (told.dim, told.loss, told.num_classes, told.num_samples)
-        there: tuple[Any, ...] = (plan.dim, plan.loss, plan.num_classes)
-        there = (*there, int(plan.num_samples[index]))
-        names = ("columns", "loss", "scores per row", "training rows")
-        for name, ours, theirs in zip(names, there, here, strict=True):
-            if ours != theirs:
+    for d, num_samples in zip(declarations, plan.num_samples.tolist(), strict=True):
+        pairs: dict[str, tuple[Any, Any]] = {
+            "columns": (plan.dim, d.dim),
+            "loss": (plan.loss, d.loss),
+            "scores per row": (plan.num_classes, d.num_classes),
+            "training rows": (num_samples, d.num_samples),
+        }
+        for name, (planned, declared) in pairs.items():
+            if planned != declared:
                 raise InvalidInputError(
-                    f"the plan is for {name} {ours}, device {told.device} declares "
-                    f"{theirs}: plan again for these devices"
+                    f"the plan is for {name} {planned}, device {d.device} declares "
+                    f"{declared}: plan again for these devices"
                 )
 
 
 def plan_fleet(
-    found: list[Declaration],
+    declarations: Sequence[Declaration],
     *,
     dissimilarity: str | float = USUAL_DISSIMILARITY,
-    planner: str = "joint",
+    planner: str = PLANNER,
 ) -> tuple[Plan, list[Declaration]]:
-    """Plan for those who fit together, and return them; others are left out by name.
+    """Plan for the devices that can take part together; return the plan and them.
 
     Raises:
-        InfeasibleBudgetError: Nobody can take part.
+        InfeasibleBudgetError: No device can take part.
     """
-    declared = _without(_able(found))
-    if not declared:
+    selected = _logged(_with_budget(declarations))
+    if not selected:
         raise InfeasibleBudgetError(
-            f"none of the {len(found)} devices has a budget for one round with one "
-            "step: their owners have to raise it, or lower their prices"
+            f"none of the {len(declarations)} devices has a budget for one round with "
+            "one step: their owners have to raise it, or lower their prices"
         )
-    declared = _without(alike(declared))
+    selected = _logged(compatible(selected))
     while True:
-        chosen = _plan(declared, dissimilarity=dissimilarity, planner=planner)
-        quiet, left_out = _quiet_enough(chosen, declared)
-        if not left_out:
-            return _as_noisy_as_demanded(chosen, declared), declared
-        declared = _without((quiet, left_out))
+        candidate = _plan(selected, dissimilarity=dissimilarity, planner=planner)
+        selection = _without_excessive_noise(candidate, selected)
+        if not selection.left_out:
+            return _with_demanded_noise(candidate, selected), selected
+        selected = _logged(selection)
 
 
-def _without(
-    sorted_out: tuple[list[Declaration], Mapping[str, str]],
-) -> list[Declaration]:
-    """Return who stays, and tell who does not."""
-    stays, left_out = sorted_out
-    for device, reason in left_out.items():
+def _logged(selection: Selection) -> list[Declaration]:
+    """Return the selected devices, and log the others."""
+    for device, reason in selection.left_out.items():
         _log.warning("device %s is left out: %s", device, reason)
-    return stays
+    return selection.declarations
 
 
 def _plan(
-    declared: Sequence[Declaration], *, dissimilarity: str | float, planner: str
+    declarations: Sequence[Declaration], *, dissimilarity: str | float, planner: str
 ) -> Plan:
-    first = declared[0]
+    first = declarations[0]
     problem = Problem(
-        num_samples=[told.num_samples for told in declared],
+        num_samples=[d.num_samples for d in declarations],
         dim=first.dim,
         loss=first.loss,
         num_classes=first.num_classes if first.loss == "softmax" else None,
         dissimilarity=dissimilarity,
     )
     budget = Budget(
-        epsilon=[told.epsilon for told in declared],
-        delta=[told.delta for told in declared],
-        cost=[told.cost for told in declared],
+        epsilon=[d.epsilon for d in declarations],
+        delta=[d.delta for d in declarations],
+        cost=[d.cost for d in declarations],
     )
     prices = Prices(
-        communication=[told.communication_price for told in declared],
-        computation=[told.computation_price for told in declared],
+        communication=[d.communication_price for d in declarations],
+        computation=[d.computation_price for d in declarations],
     )
-    # What zCDP allows, the exact count allows too; not the other way round.
-    strict = any(told.accountant == "zcdp" for told in declared)
+    # A plan within budget under zCDP is within budget under GDP too, not vice versa.
+    strict = any(d.accountant == "zcdp" for d in declarations)
     return plan(
         problem,
         budget,
@@ -237,47 +256,48 @@ def _plan(
     )
 
 
-def _as_noisy_as_demanded(chosen: Plan, declared: Sequence[Declaration]) -> Plan:
-    """Raise the noise to what owners demand at least; that spends less privacy.
+def _with_demanded_noise(plan: Plan, declarations: Sequence[Declaration]) -> Plan:
+    """Raise the noise to the minimum that owners demand; that spends less privacy.
 
-    A device's weight shrinks as its noise grows: demands are free, and the noise of one
-    device is not to drown the others.
+    A device's weight decreases as its noise grows: a demand costs nothing, and the
+    noise of one device must not dominate the average.
     """
-    noise = _demanded_noise(chosen, declared)
-    if (chosen.noise_std >= noise).all():
-        return chosen
-    weights = chosen.weights / _excess(chosen, noise)
-    return replace(chosen, noise_std=noise, weights=weights / weights.sum())
+    noise = _demanded_noise(plan, declarations)
+    if (plan.noise_std >= noise).all():
+        return plan
+    weights = plan.weights / _excess(plan, noise)
+    return replace(plan, noise_std=noise, weights=weights / weights.sum())
 
 
-def _quiet_enough(
-    chosen: Plan, declared: Sequence[Declaration]
-) -> tuple[list[Declaration], Mapping[str, str]]:
-    """Return whose demand for noise a run can bear, and why others are left out."""
-    excess = _excess(chosen, _demanded_noise(chosen, declared))
+def _without_excessive_noise(
+    plan: Plan, declarations: Sequence[Declaration]
+) -> Selection:
+    """Select the devices whose demand for noise is at most `_MAX_EXCESS` times."""
+    excess = _excess(plan, _demanded_noise(plan, declarations))
     left_out = {
-        told.device: f"its least noise multiplier {told.least_noise_multiplier:g} is "
-        f"{times:.3g} times what its epsilon needs or a middle device has"
-        for told, times in zip(declared, excess, strict=True)
-        if times > _MOST_EXCESS
+        d.device: f"its least noise multiplier {d.least_noise_multiplier:g} is "
+        f"{factor:.3g} times what its epsilon needs or the median device has, above "
+        f"{_MAX_EXCESS:g} times"
+        for d, factor in zip(declarations, excess, strict=True)
+        if factor > _MAX_EXCESS
     }
-    return [told for told in declared if told.device not in left_out], left_out
+    return _select(declarations, left_out)
 
 
-def _demanded_noise(chosen: Plan, declared: Sequence[Declaration]) -> Array:
-    """Return the planned noise, or what the owner demands if that is more."""
-    least = np.array([told.least_noise_multiplier for told in declared])
-    # A device divides again, and may round the other way.
-    demanded = least * chosen.lipschitz / chosen.batch_size * (1 + 1e-12)
-    return np.maximum(chosen.noise_std, demanded)
+def _demanded_noise(plan: Plan, declarations: Sequence[Declaration]) -> Array:
+    """Return the planned noise, or the owner's minimum if that is more."""
+    minimum = np.array([d.least_noise_multiplier for d in declarations])
+    # The factor covers the rounding of the device's own division.
+    demanded = minimum * plan.lipschitz / plan.batch_size * (1 + 1e-12)
+    return np.maximum(plan.noise_std, demanded)
 
 
-def _excess(chosen: Plan, noise: Array) -> Array:
-    """Return how many times too noisy each device is; at least 1.
+def _excess(plan: Plan, noise: Array) -> Array:
+    """Return the factor by which each device is too noisy; at least 1.
 
-    Measured by what its own budget needs, or by what a middle device has, if that is
-    more: who has a large epsilon may well demand the noise of the others.
+    The reference is the noise that the device's own budget needs, or that of the median
+    device if it is larger: a device with a large epsilon may demand the others' noise.
     """
-    # The lower of two in the middle: of two devices, one cannot be its own measure.
-    middle = np.quantile(noise[chosen.weights > 0], 0.5, method="lower")
-    return np.maximum(1.0, noise / np.maximum(chosen.noise_std, middle))
+    # The lower median: of two devices, a noisy one must not be its own reference.
+    median = np.quantile(noise[plan.weights > 0], 0.5, method="lower")
+    return np.maximum(1.0, noise / np.maximum(plan.noise_std, median))

@@ -1,8 +1,8 @@
-"""What the coordinator can say about spending: at most this much, by what was declared.
+"""Upper bounds on what each device has spent, from its declaration and its replies.
 
-A device that was asked counts as having paid, also if its answer came late or not at
-all: it may have been charged. Only a refusal that comes before any charge, such as of a
-budget, counts as free. Only the device knows exactly.
+A selected device counts as charged, even if its answer was late or never arrived. Only
+a refusal that a device sends before any charge, such as for its budget, counts as free.
+The exact numbers are in the device's own ledger.
 """
 
 from collections import deque
@@ -23,40 +23,40 @@ from fedbudget.planning import Plan
 from fedbudget.privacy import GDP, ZCDP
 from fedbudget.training import Replies
 
-_MOST_ROUNDS = 500  # whose seconds the status tells; a chart has no room for more
+_MAX_ROUNDS = 500  # whose durations the status reports; enough for a chart
 
 
 class Tally:
-    """Counts per device, for the loop and for the status page."""
+    """Counts per device, for the training loop and for the status page."""
 
     def __init__(
-        self, plan: Plan, declared: Sequence[Declaration], checkpoints: Checkpoints
+        self, plan: Plan, declarations: Sequence[Declaration], checkpoints: Checkpoints
     ) -> None:
-        self.plan, self.declared = plan, tuple(declared)
+        self.plan, self.declarations = plan, tuple(declarations)
         self._checkpoints = checkpoints
-        self.names = tuple(told.device for told in declared)
+        self.names = tuple(declaration.device for declaration in declarations)
         self.dropped = {n: times for n, (times, _) in checkpoints.dropped().items()}
         self.answers = dict(checkpoints.rounds_with(Outcome.ANSWERED))
         self.lates = dict(checkpoints.rounds_with(Outcome.LATE))
         self.refusals = dict(checkpoints.rounds_with(Outcome.REFUSED))
         self.round, self.rounds_closed = 0, checkpoints.rounds_closed()
-        # Rounds and their seconds since the coordinator's start, the last so many.
-        self.seconds: deque[tuple[int, float]] = deque(maxlen=_MOST_ROUNDS)
+        # The last rounds since the coordinator's start, with their durations.
+        self.seconds: deque[tuple[int, float]] = deque(maxlen=_MAX_ROUNDS)
         self.current: dict[str, str] = {}  # outcome in the open round
         self._paid = self._paid_rounds(self.rounds_closed)
 
     def begin(self, round: int, replies: Mapping[str, StoredReply]) -> None:
-        """A round is open; some replies may be known already."""
+        """Open a round; some of its replies may be stored already."""
         self.round = round
         self._paid = self._paid_rounds(round)  # devices charge before they answer
         self.current = {name: reply.outcome for name, reply in replies.items()}
 
     def note(self, reply: StoredReply) -> None:
-        """A reply to the open round has come in."""
+        """Count a reply to the open round."""
         self.current[reply.device] = reply.outcome
 
     def late(self, device: str, *, was_refused: bool) -> None:
-        """An answer to a round that is over has come in."""
+        """Count an answer to a closed round."""
         self.lates[device] = self.lates.get(device, 0) + 1
         if was_refused:
             self.refusals[device] -= 1
@@ -64,7 +64,7 @@ class Tally:
     def close(
         self, round: int, replies: Mapping[str, StoredReply], seconds: float
     ) -> None:
-        """A round is over."""
+        """Close a round and count its replies."""
         self.rounds_closed = round
         self.seconds.append((round, seconds))
         for name, reply in replies.items():
@@ -75,9 +75,9 @@ class Tally:
         self._paid = self._paid_rounds(round)
 
     def replies(self, round: int, theta: Array) -> Replies:
-        """Return what a closed round has brought and cost."""
-        found = self._checkpoints.replies(round)
-        outcome = {name: reply.outcome for name, reply in found.items()}
+        """Return the result and the spending of a closed round."""
+        replies = self._checkpoints.replies(round)
+        outcome = {name: reply.outcome for name, reply in replies.items()}
         paid = self._paid_rounds(round)
         return Replies(
             theta=theta,
@@ -85,16 +85,16 @@ class Tally:
             epsilon=self.epsilon(paid),
             cost=self.cost(paid),
             refused={
-                index: found[name].reason
+                index: replies[name].reason
                 for index, name in enumerate(self.names)
                 if outcome.get(name) == Outcome.REFUSED
             },
         )
 
     def epsilon(self, paid: Array) -> Array:
-        """Return what each device has spent at most, at the plan's delta.
+        """Return the most that each device has spent, at the plan's delta.
 
-        Should it have declared a smaller one, at that: then the epsilon is larger.
+        If a device declared a smaller delta, that one holds: the epsilon is larger.
         """
         plan = self.plan
         kind = ZCDP if plan.accountant == "zcdp" else GDP
@@ -104,34 +104,35 @@ class Tally:
             )
         mu = np.sqrt(mu_sq + plan.prior_mu**2)
         spent = np.where(np.isinf(mu), np.inf, 0.0)
-        some = (mu > 0) & np.isfinite(mu)
-        declared = np.array([told.delta for told in self.declared])
-        delta = np.minimum(plan.delta, declared)
-        if some.any():
-            spent[some] = kind.epsilon_from_mu(mu[some], delta[some])
+        mask = (mu > 0) & np.isfinite(mu)
+        declared_delta = np.array([d.delta for d in self.declarations])
+        delta = np.minimum(plan.delta, declared_delta)
+        if mask.any():
+            spent[mask] = kind.epsilon_from_mu(mu[mask], delta[mask])
         return spent
 
     def cost(self, paid: Array) -> Array:
-        """Return what each device has spent at most, by its own prices."""
-        one = [
-            told.communication_price + told.computation_price * self.plan.tau
-            for told in self.declared
+        """Return the most that each device has spent, by its own prices."""
+        round_prices = [
+            declaration.communication_price
+            + declaration.computation_price * self.plan.tau
+            for declaration in self.declarations
         ]
-        return np.asarray(paid * np.array(one))
+        return np.asarray(paid * np.array(round_prices))
 
     def _paid_rounds(self, rounds: int) -> Array:
-        """Return how many rounds each device may have been charged for."""
-        unpaid = self._checkpoints.rounds_refused(rounds, except_for=MAY_BE_CHARGED)
-        asked = np.minimum(self.plan.device_rounds, rounds)
-        free = [unpaid.get(name, 0) for name in self.names]
-        return np.asarray(asked - np.array(free), dtype=np.float64)
+        """Return the number of rounds for which each device may have been charged."""
+        refused = self._checkpoints.rounds_refused(rounds, except_for=MAY_BE_CHARGED)
+        selected = np.minimum(self.plan.device_rounds, rounds)
+        free = [refused.get(name, 0) for name in self.names]
+        return np.asarray(selected - np.array(free), dtype=np.float64)
 
     def summary(self, online: Mapping[str, bool]) -> dict[str, Any]:
         """Return the state of the run as plain values, for people and machines."""
         plan, rounds = self.plan, self.rounds_closed
         epsilon, cost = self.epsilon(self._paid), self.cost(self._paid)
-        asked = plan.takes_part(max(1, self.round))
-        waiting = ["waiting" if there else "not asked" for there in asked]
+        selected = plan.takes_part(max(1, self.round))
+        waiting = ["waiting" if flag else "not selected" for flag in selected]
         seconds = list(self.seconds)
         devices = [
             {

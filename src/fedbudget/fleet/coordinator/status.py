@@ -1,9 +1,9 @@
-"""What a run is doing, over HTTP on this machine: JSON, and Prometheus' text format.
+"""The state of a run over HTTP, on loopback: JSON and the Prometheus text format.
 
     GET /status    the state of the run and of every device, as JSON
     GET /metrics   the same for Prometheus
 
-All figures are what devices declared and what orders said; no private number is here.
+All numbers follow from public declarations and orders; none of them is private.
 """
 
 import json
@@ -18,16 +18,16 @@ Source: TypeAlias = Callable[[], dict[str, Any]]
 
 _PER_DEVICE = (
     ("answered", "counter", "Rounds that a device answered in time."),
-    ("late", "counter", "Rounds that a device answered too late; it has paid."),
+    ("late", "counter", "Rounds that a device answered too late; it was charged."),
     ("refused", "counter", "Rounds that a device refused."),
-    ("dropped", "counter", "Messages of a device that were thrown away."),
-    ("epsilon", "gauge", "Privacy that a device has spent at most."),
-    ("cost", "gauge", "Cost that a device has spent at most, in its own unit."),
+    ("dropped", "counter", "Dropped messages of a device."),
+    ("epsilon", "gauge", "Upper bound on the privacy that a device has spent."),
+    ("cost", "gauge", "Upper bound on the cost of a device, in its own unit."),
 )
 
 
 class StatusServer:
-    """Serves the status until it is closed; port 0 takes any that is free."""
+    """Serves the status until it is closed; port 0 selects a free one."""
 
     def __init__(self, source: Source, *, port: int) -> None:
         class Handler(_Handler):
@@ -37,7 +37,8 @@ class StatusServer:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         except OSError as error:
             raise RecordError(
-                f"status port {port} cannot be used ({error.strerror}): choose another"
+                f"status port {port} cannot be used ({error.strerror}): choose another "
+                "port"
             ) from None
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -45,7 +46,7 @@ class StatusServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
@@ -77,35 +78,35 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: who looks at the status is no news."""
+        """Log nothing: requests for the status are no events of the run."""
 
 
 def metrics(status: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of Prometheus' text format for a status."""
-    for name, key, told in (
-        ("rounds_closed", "rounds_closed", "Rounds that are over."),
-        ("rounds_planned", "rounds", "Rounds that the plan has."),
-        ("last_round_seconds", "last_round_seconds", "How long the last round took."),
+    for name, key, help_text in (
+        ("rounds_closed", "rounds_closed", "Closed rounds."),
+        ("rounds_planned", "rounds", "Rounds of the plan."),
+        ("last_round_seconds", "last_round_seconds", "Duration of the last round."),
     ):
         if status.get(key) is not None:
-            yield from _head(name, "gauge", told)
+            yield from _head(name, "gauge", help_text)
             yield f"fedbudget_{name} {status[key]}"
     devices = status.get("devices", [])
     yield from _head("device_online", "gauge", "Whether a device is connected.")
     for device in devices:
         yield f"fedbudget_device_online{_label(device)} {int(bool(device['online']))}"
-    for key, kind, told in _PER_DEVICE:
+    for key, kind, help_text in _PER_DEVICE:
         name = f"device_{key}{'_total' if kind == 'counter' else ''}"
-        yield from _head(name, kind, told)
+        yield from _head(name, kind, help_text)
         for device in devices:
             value = "+Inf" if device[key] is None else device[key]
             yield f"fedbudget_{name}{_label(device)} {value}"
 
 
-def _head(name: str, kind: str, told: str) -> Iterator[str]:
-    yield f"# HELP fedbudget_{name} {told}"
+def _head(name: str, kind: str, help_text: str) -> Iterator[str]:
+    yield f"# HELP fedbudget_{name} {help_text}"
     yield f"# TYPE fedbudget_{name} {kind}"
 
 
 def _label(device: dict[str, Any]) -> str:
-    return f'{{device="{device["name"]}"}}'  # names hold no quotes: messages check it
+    return f'{{device="{device["name"]}"}}'  # names have no quotes: messages check that

@@ -1,1 +1,1 @@
-"""What runs on a device: nothing is imported here, to save its memory."""
+"""The program of a device; imports nothing here, to save memory."""

@@ -1,7 +1,7 @@
-"""A device's data file, read with the standard library and NumPy alone.
+"""A device's data file, read with the standard library and NumPy only.
 
-A file may grow while a device is at work: rows are added at its end. A last line
-without a line end is not a row yet.
+A file may grow while a device runs: rows are appended. A last line without a line end
+is incomplete, and not a row yet.
 """
 
 import csv
@@ -32,27 +32,27 @@ from fedbudget.text import shown
 if TYPE_CHECKING:
     from _csv import Reader
 
-_LINES = 500  # read and encoded at a time: texts take much more memory than rows
+_LINES = 500  # read and encoded at a time: strings need more memory than rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceRows:
-    """The rows of a device as they were when the file was read."""
+    """The rows of a device, as of the last read of its file."""
 
     rows: ExactRows
     num_classes: int  # as in a plan: 1 unless the loss is softmax
-    stamp: tuple[int, int, int]  # of the file: changes when it does
+    stamp: tuple[int, int, int]  # inode, size and modification time of the file
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def dim(self) -> int:
-        """Columns of a row."""
+        """Number of columns."""
         return int(self.rows.x.shape[1])
 
     def fingerprint(self, count: int) -> str:
-        """Return a digest of the first rows, as they are used."""
+        """Return a digest of the first `count` rows, as used in training."""
         digest = hashlib.sha256(f"{count}x{self.dim}".encode())
         digest.update(np.ascontiguousarray(self.rows.x[:count], "<f4").data)
         digest.update(np.ascontiguousarray(self.rows.y[:count], "<f8").data)
@@ -60,10 +60,10 @@ class DeviceRows:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int]:
-    """Return what changes when a file is written to.
+    """Return inode, size and modification time, which change with the file.
 
     Raises:
-        DataError: The file is not there.
+        DataError: The file does not exist.
     """
     try:
         status = path.stat()
@@ -76,7 +76,7 @@ def read_rows(policy: DataPolicy) -> DeviceRows:
     """Read a device's rows.
 
     Raises:
-        DataError: The file is not there, damaged, or not what the schema says.
+        DataError: The file is missing, damaged, or does not match the schema.
     """
     stamp = stamp_of(policy.file)
     try:
@@ -94,17 +94,17 @@ def read_rows(policy: DataPolicy) -> DeviceRows:
 
 
 def loss_of(name: str, num_classes: int, l2: float = 0.0) -> Loss:
-    """Return the loss; the number of classes as a plan counts them."""
+    """Return the loss; `num_classes` as in a plan, where it is 1 for two classes."""
     return loss_named(
         name, num_classes=num_classes if name == "softmax" else None, l2=l2
     )
 
 
 def _num_classes(loss: str, classes: int | None) -> int:
-    """Return the classes as a plan counts them, if the labels go with the loss."""
+    """Return the number of classes as in a plan, if the labels suit the loss."""
     if (classes is None) != (loss == "huber"):
         kind = "numbers" if classes is None else "classes"
-        raise DataError(f"loss {loss!r} does not go with labels that are {kind}")
+        raise DataError(f"loss {loss!r} does not support labels that are {kind}")
     if loss == "softmax":
         return int(classes or 0)
     if classes not in (None, 2):
@@ -124,13 +124,13 @@ def _read_npz(policy: DataPolicy) -> tuple[ExactRows, int | None]:
         ) from None
     check_unit_ball(x)
     if y.ndim != 1 or len(y) != len(x):
-        raise DataError(f"y has shape {y.shape}: give one label for each row of x")
+        raise DataError(f"y has shape {y.shape}: give one label per row of x")
     if policy.loss == "huber":
         if y.dtype.kind != "f" or not (np.abs(y) <= 1).all():
-            raise DataError("y must hold numbers in [-1, 1] for loss 'huber'")
+            raise DataError("y must contain numbers in [-1, 1] for loss 'huber'")
         return ExactRows.rounded(x, y.astype(np.float64)), None
     if y.dtype.kind not in "iu" or not ((y >= 0) & (y < policy.classes)).all():
-        raise DataError(f"y must hold whole numbers from 0 to {policy.classes - 1}")
+        raise DataError(f"y must contain whole numbers from 0 to {policy.classes - 1}")
     return ExactRows.rounded(x, y.astype(np.int64)), policy.classes
 
 
@@ -138,7 +138,7 @@ def _read_schema(source: Path | Mapping[str, Any]) -> Schema:
     """Return a schema from a JSON or TOML file, or from a table of the policy.
 
     Raises:
-        InvalidInputError: It cannot be read, or is none.
+        InvalidInputError: It cannot be read, or is invalid.
     """
     if isinstance(source, Mapping):
         return Schema.from_dict(source)
@@ -155,7 +155,7 @@ def _read_schema(source: Path | Mapping[str, Any]) -> Schema:
 
 
 def _read_table(policy: DataPolicy) -> tuple[ExactRows, int | None]:
-    assert policy.schema is not None  # the policy has checked that
+    assert policy.schema is not None  # checked by the policy
     schema = _read_schema(policy.schema)
     if policy.label not in (None, schema.label):
         raise DataError(
@@ -167,21 +167,23 @@ def _read_table(policy: DataPolicy) -> tuple[ExactRows, int | None]:
 
 
 def _blocks(schema: Schema, reader: "Reader") -> Iterator[tuple[Any, Labels]]:
-    """Yield rows and labels, some lines at a time."""
+    """Yield rows and labels, block by block."""
     header = next(reader, None)
     if header is None:
         raise DataError("the data file has no header line")
     for name in (*schema.features, schema.label):
         check_name(header, name)
-    done = reader.line_num
+    last_line = reader.line_num
     while block := list(islice(reader, _LINES)):
         try:
             columns = _columns(schema, header, block)
             x = np.asarray(schema.encode(columns, dense=True))
             y = schema.encode_label(columns[schema.label])
-        except DataError as error:  # its rows are counted from the first of these
-            raise DataError(f"lines {done + 1} to {reader.line_num}: {error}") from None
-        done = reader.line_num
+        except DataError as error:  # it counts rows within the block
+            raise DataError(
+                f"lines {last_line + 1} to {reader.line_num}: {error}"
+            ) from None
+        last_line = reader.line_num
         yield x, y
 
 
@@ -197,7 +199,7 @@ def _lines(path: Path) -> Iterator[TextIO]:
             yield plain
     else:
         raise DataError(
-            f"data file {str(path)!r} has suffix {path.suffix!r}, which is not known: "
+            f"data file {str(path)!r} has the unknown suffix {path.suffix!r}: "
             "use .csv, .csv.gz or .npz"
         )
 
@@ -211,8 +213,8 @@ def _complete_lines(text: TextIO) -> Iterator[str]:
 def _columns(
     schema: Schema, header: list[str], block: list[list[str]]
 ) -> dict[str, Cells]:
-    """Return the columns that the schema names, for some lines."""
-    block = [cells for cells in block if cells]  # the csv module's empty lines
+    """Return the columns of the schema for a block of lines."""
+    block = [cells for cells in block if cells]  # skips empty lines
     for cells in block:
         if len(cells) != len(header):
             raise DataError(
@@ -221,8 +223,8 @@ def _columns(
             )
     columns: dict[str, Cells] = {}
     for name, kind in {**schema.features, schema.label: schema.target}.items():
-        place = header.index(name)
-        texts = [cells[place] for cells in block]
+        index = header.index(name)
+        texts = [cells[index] for cells in block]
         if isinstance(kind, Numeric):
             columns[name] = np.array([_number(name, cell) for cell in texts])
         else:
@@ -235,7 +237,7 @@ def _number(name: str, cell: str) -> float:
     if bare in NULLS:
         return np.nan
     try:
-        if "_" in bare:  # Python's own way to write numbers, and no file's
+        if "_" in bare:  # valid in Python, but not in data files
             raise ValueError
         return float(bare)
     except ValueError:

@@ -1,15 +1,15 @@
 """The noisy local steps of a real device, with sums that have no rounding error.
 
-`algorithm` is the same in a few lines of ordinary arithmetic. This one keeps the
-promise also against whoever knows how floating-point numbers round, for any model that
-a coordinator may send:
+`algorithm` has the same steps in a few lines of ordinary arithmetic. This version keeps
+the privacy guarantee also against attacks on floating-point rounding, for any model
+that a coordinator may send:
 
 - Rows and slopes are whole numbers over a power of two, so the sum of the samples'
   gradients is exact, and does not depend on the order of the rows. Replacing one sample
-  moves it by at most 2 G, not by that and some rounding.
+  moves it by at most 2 G, without a rounding error.
 - The sum is rounded to a grid, and whole numbers from `exact_noise.ExactNormals` are
-  added. Rounding can move a coordinate by one more grid step; the noise is raised by as
-  much (less than a thousandth), so that a step spends exactly what the plan counted.
+  added. Rounding can move a coordinate by one more grid step. The noise is raised to
+  cover this (by less than a thousandth), so a step spends exactly what the plan says.
 """
 
 import math
@@ -32,8 +32,8 @@ ROW_BITS = 23  # entries of a row are multiples of 2^-23, which float32 holds ex
 MOST_SLOPE_BITS = 20
 BLOCK = 512  # rows; 512 products of 43 bits and a sqrt(2) fit float64's 53 bits
 MOST_ROWS = 1 << 24
-NOISE_AT_ONCE = 1 << 14  # numbers; more would only take memory
-LARGEST_WEIGHT = 1e30  # of a model: beyond it, scores might overflow
+NOISE_AT_ONCE = 1 << 14  # numbers per draw; more would only need memory
+LARGEST_WEIGHT = 1e30  # of a model: above it, scores might overflow
 MOST_SCALE_BITS, LEAST_SCALE_BITS = 30, 16  # of the grid, per standard deviation
 _EXACT_GRID = 48  # bits of the largest sum in grid steps: well below float64's 53
 _MOST_RAISE = 1e-3
@@ -53,18 +53,19 @@ class ExactRows:
 
     @classmethod
     def joined(cls, blocks: Iterable[tuple[NDArray[Any], Labels]]) -> "ExactRows":
-        """Round blocks of rows to the grid, and put them together.
+        """Round blocks of rows to the grid, and join them.
 
         Raises:
-            DataError: There are no rows, too many, or one that cannot be brought into
-                the unit ball by rounding.
+            DataError: There are no rows, too many, or one outside the unit ball.
         """
         parts, labels = [], []
         for x, y in blocks:
             if len(x) != len(y):
-                raise DataError(f"{len(x)} rows have {len(y)} labels: give one each")
-            for place in range(0, len(x), BLOCK):
-                parts.append(_rounded(x[place : place + BLOCK]))
+                raise DataError(
+                    f"{len(x)} rows have {len(y)} labels: give one label per row"
+                )
+            for start in range(0, len(x), BLOCK):
+                parts.append(_rounded(x[start : start + BLOCK]))
             labels.append(y)
         count = sum(map(len, parts))
         if not 0 < count <= MOST_ROWS:
@@ -77,12 +78,12 @@ class ExactRows:
         return len(self.y)
 
     def first(self, count: int) -> "ExactRows":
-        """Return the first rows; a view."""
+        """Return the first rows, as a view."""
         return ExactRows(x=self.x[:count], y=self.y[:count])
 
 
 def _rounded(x: NDArray[Any]) -> Rows32:
-    """Round to the nearest, or towards zero where that makes a row too long."""
+    """Round to the nearest; towards zero if the row would leave the unit ball."""
     scaled = np.asarray(x, dtype=np.float64) * 2**ROW_BITS
     if not (np.abs(scaled) <= 2**ROW_BITS * (1 + 1e-6)).all():  # also NaN
         raise DataError("a row has an entry outside [-1, 1]: scale rows first")
@@ -95,38 +96,37 @@ def _rounded(x: NDArray[Any]) -> Rows32:
 
 
 def _squares(whole: Floats) -> Sums:
-    """Return squared norms, exact: at most 2^46 times a few."""
+    """Return exact squared norms: at most a small multiple of 2^46."""
     return np.asarray(np.einsum("ij,ij->i", *[whole.astype(np.int64)] * 2))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseGrid:
-    """A grid for the sum of a batch's gradients, and noise that is exact on it.
+    """A grid for the sum of a batch's gradients, with exact noise.
 
-    With g the grid's step and s = 2^scale_bits, a released sum is g (k + round(s N)):
-    k, the rounded sum, moves by at most 2 G / g + 2 sqrt(d) steps when one sample is
-    replaced, so a step has mu = (2 G / g + 2 sqrt(d)) / s. The step g is chosen so that
-    this is at most 2 G / (X sigma), which is what sigma alone would give.
+    With g the grid's step and s = 2^scale_bits, a released sum is g (k + round(s N)).
+    The rounded sum k moves by at most 2 G / g + 2 sqrt(d) steps when one sample is
+    replaced, so a step has mu = (2 G / g + 2 sqrt(d)) / s. The step g is selected such
+    that this is at most 2 G / (X sigma), the mu without rounding.
     """
 
     step: float
     scale_bits: int
-    raised: float  # by which share the noise is above sigma
+    raised: float  # relative increase of the noise above sigma
 
     @classmethod
     def of(
         cls, *, noise_std: float, batch_size: int, lipschitz: float, num_params: int
     ) -> "NoiseGrid":
-        """Return the grid for a noise on the mean gradient of a batch.
+        """Return the grid for noise on the mean gradient of a batch.
 
         Raises:
-            InvalidInputError: The noise is so small or so large that it cannot be made
-                exactly.
+            InvalidInputError: The noise is too small or too large to be drawn exactly.
         """
         ratio = lipschitz / noise_std if noise_std > 0 else math.inf
         if not 2.0**-40 <= ratio <= 2.0 ** (_EXACT_GRID - LEAST_SCALE_BITS):
             raise InvalidInputError(
-                f"noise_std {noise_std:g} cannot be made exactly next to gradients of "
+                f"noise_std {noise_std:g} cannot be drawn exactly next to gradients of "
                 f"norm {lipschitz:g}"
             )
         scale_bits = min(
@@ -138,7 +138,8 @@ class NoiseGrid:
         if raised > _MOST_RAISE:
             raise InvalidInputError(
                 f"noise_std {noise_std:g} is too large for {num_params} parameters and "
-                f"batches of {batch_size}: the grid would add {raised:.2g} of it"
+                f"batches of {batch_size}: the grid would raise it by the "
+                f"factor 1 + {raised:.2g}"
             )
         step = noise_std * (1 + raised) * batch_size / 2**scale_bits
         return cls(step=step, scale_bits=scale_bits, raised=raised)
@@ -149,23 +150,23 @@ class NoiseGrid:
 
 
 def slope_bits(num_rows: int, lipschitz: float) -> int:
-    """Return how fine slopes are, for sums that fit 62 bits."""
-    room = 62 - ROW_BITS - math.ceil(math.log2(num_rows * max(1.0, lipschitz)))
-    return min(MOST_SLOPE_BITS, room)
+    """Return the fraction bits of slopes, such that sums fit 62 bits."""
+    bits = 62 - ROW_BITS - math.ceil(math.log2(num_rows * max(1.0, lipschitz)))
+    return min(MOST_SLOPE_BITS, bits)
 
 
-def gradient_sum(loss: Loss, theta: Array, rows: ExactRows, chosen: Any = None) -> Sums:
+def gradient_sum(loss: Loss, theta: Array, rows: ExactRows, batch: Any = None) -> Sums:
     """Return the exact sum of the rows' gradients, without the L2 term.
 
-    It is in units of 2^-(ROW_BITS + slope_bits): see `noisy_steps`. `chosen` are the
-    indices of a batch.
+    It is in units of 2^-(ROW_BITS + slope_bits): see `noisy_steps`. `batch` has the
+    indices of the rows; None: all of them.
     """
     bits = slope_bits(len(rows), loss.lipschitz)
     total = np.zeros(loss.num_params(rows.x.shape[1]), dtype=np.int64)
-    count = len(rows) if chosen is None else len(chosen)
-    for place in range(0, count, BLOCK):
-        part = slice(place, place + BLOCK)
-        index = part if chosen is None else chosen[part]
+    count = len(rows) if batch is None else len(batch)
+    for start in range(0, count, BLOCK):
+        part = slice(start, start + BLOCK)
+        index = part if batch is None else batch[part]
         x = rows.x[index].astype(np.float64)
         slopes = _whole_slopes(loss, loss.scores(theta, x), rows.y[index], bits)
         # Whole numbers below 2^53: exact in any order of summation.
@@ -175,12 +176,12 @@ def gradient_sum(loss: Loss, theta: Array, rows: ExactRows, chosen: Any = None) 
 
 
 def _whole_slopes(loss: Loss, scores: Floats, y: Labels, bits: int) -> Floats:
-    """Return slopes in units of 2^-bits, never longer than the loss's bound."""
+    """Return slopes in units of 2^-bits, within the loss's bound."""
     slopes = np.asarray(loss.slopes(scores, y), dtype=np.float64) * 2.0**bits
     if loss.num_outputs > 1:
-        return np.trunc(slopes)  # towards zero: no longer than it was
-    most = math.floor(loss.lipschitz * 2.0**bits)
-    return np.clip(np.rint(slopes), -most, most)
+        return np.trunc(slopes)  # towards zero: its norm does not grow
+    bound = math.floor(loss.lipschitz * 2.0**bits)
+    return np.clip(np.rint(slopes), -bound, bound)
 
 
 def noisy_steps(
@@ -194,14 +195,14 @@ def noisy_steps(
     batch_size: int,
     shift: Array | float = 0.0,
 ) -> Array | None:
-    """Return theta after tau noisy steps; none if it grew beyond all bounds on the way.
+    """Return theta after tau noisy steps; none if it exceeded LARGEST_WEIGHT.
 
     Each step's gradient, with its noise, is (2 G / (X sigma))-Gaussian-DP for replacing
-    one row, whatever theta is. A batch smaller than the rows is drawn anew in each
-    step, without replacement; no amplification is claimed for it.
+    one row, for any theta. A batch smaller than the rows is drawn again in each step,
+    without replacement; no amplification is claimed for it.
 
-    `shift` is added to theta in each step: it must come from nothing but what has been
-    released, as that of `drift` does.
+    `shift` is added to theta in each step. It must be computed from released values
+    only, as in `drift`.
     """
     num_params = loss.num_params(rows.x.shape[1])
     grid = NoiseGrid.of(
@@ -212,8 +213,8 @@ def noisy_steps(
     )
     unit = 2.0 ** -(ROW_BITS + slope_bits(len(rows), loss.lipschitz))
     for noise in _noise(tau, num_params, grid.scale_bits):
-        chosen = None if batch_size == len(rows) else _batch(len(rows), batch_size)
-        sums = gradient_sum(loss, theta, rows, chosen)
+        batch = None if batch_size == len(rows) else _batch(len(rows), batch_size)
+        sums = gradient_sum(loss, theta, rows, batch)
         gradient = grid.noisy(sums * unit, noise) / batch_size
         theta = theta - learning_rate * (gradient + loss.l2 * theta) + shift
         if not (np.abs(theta) <= LARGEST_WEIGHT).all():
@@ -222,7 +223,7 @@ def noisy_steps(
 
 
 def _noise(tau: int, num_params: int, scale_bits: int) -> Iterator[Sums]:
-    """Yield the noise of each step; several are drawn at once, which is faster."""
+    """Yield the noise of each step; drawing several at once is faster."""
     normals, at_once = ExactNormals(), max(1, NOISE_AT_ONCE // num_params)
     for first in range(0, tau, at_once):
         count = min(at_once, tau - first)

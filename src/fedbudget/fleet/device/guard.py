@@ -1,16 +1,16 @@
-"""The guard of a device: it alone touches the data, and only for orders it may obey.
+"""The guard of a device: it alone uses the data, and only for permitted orders.
 
-Whatever comes in is untrusted. A guard answers a round only if
+Every input is untrusted. A guard answers a round only if
 
-1.  a coordinator that the owner trusts signed the order, and had signed an offer of the
-    run that lies within the owner's policy;
-2.  it is a later round of that run than any that was charged, with a finite model of
-    the right size (the answer to a charged round is sent again as it was stored);
-3.  the rows that the run began with are still there;
-4.  both budgets pay for it, and the charge is on disk.
+1.  a coordinator that the owner trusts signed the order, and before it an offer of the
+    run that is within the owner's policy;
+2.  the round is later than every charged round of that run, and its model is finite and
+    has the right size (the stored answer of a charged round is sent again unchanged);
+3.  the rows of the run have not changed since the run was joined;
+4.  both budgets can pay for it, and the charge is on disk.
 
-Everything else is refused at no charge. The noise of the answer is at least what the
-charge says, for any model whatsoever: see `exact_steps`.
+Everything else is refused without a charge. The noise of the answer is at least that of
+the charge, for any model: see `exact_steps`.
 """
 
 import logging
@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError, LedgerError, MessageError
 from fedbudget.fleet.device.data_file import DeviceRows, loss_of, read_rows, stamp_of
-from fedbudget.fleet.device.drift import Answered, Course, steer
+from fedbudget.fleet.device.drift import DriftState, LastAnswer, next_state
 from fedbudget.fleet.device.exact_steps import (
     LARGEST_WEIGHT,
     ExactRows,
     NoiseGrid,
     noisy_steps,
 )
-from fedbudget.fleet.device.ledger_file import Accounts, JoinedRun, StoredAnswer
+from fedbudget.fleet.device.ledger_file import JoinedRun, LedgerFile, StoredAnswer
 from fedbudget.fleet.device.policy import Policy, PricePolicy
 from fedbudget.fleet.wire.messages import (
     ACCEPTED,
@@ -44,7 +44,7 @@ from fedbudget.ledger import Charge
 
 
 class _Refusal(Exception):  # noqa: N818  # an answer, not an error
-    """Why an order is not carried out: a code of messages.REFUSALS, and words."""
+    """Why an order is refused: a code of messages.REFUSALS and a reason."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -52,15 +52,15 @@ class _Refusal(Exception):  # noqa: N818  # an answer, not an error
 
 
 def check_offer(offer: RunOffer, policy: Policy, rows: DeviceRows) -> None:
-    """Refuse what lies outside the owner's policy or the data's shape.
+    """Refuse an offer outside the owner's policy or the shape of the data.
 
     Raises:
-        Refusal: It says what is wrong; all of that is public.
+        _Refusal: With the reason, which reveals only public facts.
     """
     limits = policy.orders
     if not limits.joins(offer.name):
         raise _Refusal("policy", "the owner does not join runs of this name")
-    for name, given, most in (
+    for name, value, limit in (
         ("tau", offer.tau, limits.most_tau),
         ("rounds", offer.rounds, limits.most_rounds),
         ("learning_rate", offer.learning_rate, limits.most_learning_rate),
@@ -68,16 +68,18 @@ def check_offer(offer: RunOffer, policy: Policy, rows: DeviceRows) -> None:
         ("num_samples", offer.num_samples, len(rows)),
         ("batch_size", offer.batch_size, offer.num_samples),
     ):
-        if given > most:
-            raise _Refusal("policy", f"{name} {given:g} is above {most:g}")
+        if value > limit:
+            raise _Refusal("policy", f"{name} {value:g} is above the limit {limit:g}")
     shape = (policy.data.loss, rows.num_classes, rows.dim)
     if (offer.loss, offer.num_classes, offer.dim) != shape:
         raise _Refusal("policy", f"loss, num_classes and dim must be {shape}")
     if offer.sampling == "full" and offer.batch_size != offer.num_samples:
-        raise _Refusal("policy", "a full batch has all samples")
+        raise _Refusal("policy", "the batch_size of full batches must be num_samples")
     multiplier, least = noise_multiplier(offer), limits.least_noise_multiplier
     if not multiplier >= least:
-        raise _Refusal("policy", f"noise multiplier {multiplier:g} is below {least:g}")
+        raise _Refusal(
+            "policy", f"noise multiplier {multiplier:g} is below the limit {least:g}"
+        )
     try:
         NoiseGrid.of(
             noise_std=offer.noise_std,
@@ -90,13 +92,13 @@ def check_offer(offer: RunOffer, policy: Policy, rows: DeviceRows) -> None:
 
 
 def noise_multiplier(offer: RunOffer) -> float:
-    """Return the noise over one sample's share of a mean gradient."""
+    """Return noise_std over one sample's share of a mean gradient."""
     lipschitz = loss_of(offer.loss, offer.num_classes).lipschitz
     return offer.noise_std * offer.batch_size / lipschitz
 
 
 def _round_charge(offer: RunOffer, prices: PricePolicy) -> Charge:
-    """Return what one round of a run costs."""
+    """Return the charge of one round of a run."""
     return Charge(
         steps=offer.tau,
         noise_multiplier=noise_multiplier(offer),
@@ -106,28 +108,28 @@ def _round_charge(offer: RunOffer, prices: PricePolicy) -> Charge:
 
 _log = logging.getLogger(__name__)
 
-MOST_RUNS = 10_000  # that one ledger remembers
-_WAITING = 4  # orders kept that came before their offer
+MOST_RUNS = 10_000  # in one ledger
+_WAITING = 4  # orders stored until their offer arrives
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Frozen:
-    """The rows of a run, once they were compared with what the run began with."""
+class _FrozenRows:
+    """The rows of a run, verified against the fingerprint of the joined run."""
 
     fingerprint: str
     rows: ExactRows
 
 
 class Guard:
-    """Holds a device's rows and accounts, and answers orders."""
+    """Owns a device's rows and ledger, and answers orders."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._trust = Trust(policy.orders.trusted)
         self._rows: DeviceRows = read_rows(policy.data)
-        self._frozen: dict[bytes, _Frozen] = {}
+        self._frozen: dict[bytes, _FrozenRows] = {}
         self._waiting: OrderedDict[bytes, bytes] = OrderedDict()
-        self._accounts = Accounts(
+        self._ledger = LedgerFile(
             policy.ledger, policy.budget, lineage=policy.data.lineage
         )
         try:
@@ -137,12 +139,12 @@ class Guard:
             raise
 
     def close(self) -> None:
-        """Give the ledger free."""
-        self._accounts.close()
+        """Release the ledger."""
+        self._ledger.close()
 
     @property
     def declaration(self) -> Declaration:
-        """What the owner makes public."""
+        """The public facts about this device."""
         policy = self._policy
         return Declaration(
             device=policy.device,
@@ -162,33 +164,33 @@ class Guard:
 
     @property
     def num_params(self) -> int:
-        """The length of a model for these rows."""
+        """The number of parameters of a model for these rows."""
         loss = loss_of(self._policy.data.loss, self._rows.num_classes)
         return loss.num_params(self._rows.dim)
 
     def refresh(self) -> bool:
-        """Read the data file again if it has changed, and say whether it had.
+        """Read the data file again if it has changed; return whether it had.
 
         Raises:
-            InvalidInputError: The file or its schema cannot be used any more; the rows
-                that were read before stay.
+            InvalidInputError: The file or its schema has become invalid; the previous
+                rows stay in use.
         """
         if stamp_of(self._policy.data.file) == self._rows.stamp:
             return False
         rows = read_rows(self._policy.data)
-        self._note_data(rows)  # first: rows that the ledger does not know are not used
+        self._note_data(rows)  # first: rows must be in the ledger before their use
         self._rows = rows
-        self._frozen.clear()  # to be compared with the new rows before their next use
+        self._frozen.clear()  # verified against the new rows before their next use
         return True
 
     def answer_offer(self, data: bytes) -> list[Reply]:
-        """Join a run, or refuse; and answer an order of it that came too early."""
+        """Join a run, or refuse; then answer an order that arrived before its offer."""
         try:
             body, key = self._trust.open(data)
             offer = RunOffer.from_bytes(body)
         except MessageError as error:
             _log.warning("an offer is ignored: %s", error)
-            return []  # nobody that we know has asked
+            return []  # no trusted coordinator sent it
         try:
             self._join(offer, body, key)
         except _Refusal as refusal:
@@ -202,7 +204,7 @@ class Guard:
         return [accepted, *([] if early is None else self.answer_order(early))]
 
     def answer_order(self, data: bytes) -> list[Reply]:
-        """Carry out a round, or refuse; say nothing to what is not for this device."""
+        """Carry out a round, or refuse; ignore orders for other devices."""
         try:
             body, key = self._trust.open(data)
             order = RoundOrder.from_bytes(body)
@@ -210,15 +212,15 @@ class Guard:
             _log.warning("an order is ignored: %s", error)
             return []
         try:
-            joined = self._accounts.run(order.run)
+            joined = self._ledger.run(order.run)
             if joined is None:
-                # Perhaps our offer is still on its way; perhaps the run is not ours.
+                # Either the offer has not arrived yet, or the run is for other devices.
                 self._waiting[order.run] = data
                 while len(self._waiting) > _WAITING:
                     self._waiting.popitem(last=False)
                 return []
             if joined.key != key:
-                raise _Refusal("untrusted", "another coordinator made the offer")
+                raise _Refusal("untrusted", "another coordinator signed the offer")
             return [self._carry_out(order, joined)]
         except _Refusal as refusal:
             return [self._refused(order.run, order.round, refusal)]
@@ -227,120 +229,126 @@ class Guard:
 
     def _carry_out(self, order: RoundOrder, joined: JoinedRun) -> Reply:
         offer = RunOffer.from_bytes(joined.offer)
-        stored = self._accounts.answer(order.run, order.round)
+        stored = self._ledger.answer(order.run, order.round)
         if stored is not None:
             return Reply.from_bytes(stored)
-        last = self._accounts.last_round(order.run)
+        last = self._ledger.last_round(order.run)
         if order.round == last:
-            raise _Refusal("already-charged", "its answer was lost in a crash")
-        if not last < order.round <= offer.rounds:
             raise _Refusal(
-                "wrong-round", f"rounds {last + 1} to {offer.rounds} may come"
+                "already-charged", "the answer to this round was lost in a crash"
             )
+        if not last < order.round <= offer.rounds:
+            raise _Refusal("wrong-round", f"round must be {last + 1} to {offer.rounds}")
         try:
             theta = theta_from_bytes(order.theta, offer.precision, offer.num_params)
         except MessageError as error:
             raise _Refusal("bad-model", str(error)) from None
         if not (abs(theta) <= LARGEST_WEIGHT).all():
-            raise _Refusal("bad-model", f"a weight is above {LARGEST_WEIGHT:g}")
-        course = self._course(offer, order.round, theta)
-        # Again, for the owner may have changed the policy since.
+            raise _Refusal(
+                "bad-model", f"a weight is above the limit {LARGEST_WEIGHT:g}"
+            )
+        state = self._drift_state(offer, order.round, theta)
+        # Again: the owner may have changed the policy since the run was joined.
         check_offer(offer, self._policy, self._rows)
         rows = self._rows_of(offer, joined.fingerprint)
         charge = _round_charge(offer, self._policy.prices)
-        over = self._accounts.charge(order.run, order.round, charge)
-        if over is not None:
-            raise _Refusal(over, "this round would overdraw it")
-        return self._compute(offer, order, course, rows)
+        overdrawn = self._ledger.charge(order.run, order.round, charge)
+        if overdrawn is not None:
+            raise _Refusal(overdrawn, "this round would overdraw the budget")
+        return self._compute(offer, order, state, rows)
 
-    def _course(self, offer: RunOffer, round: int, theta: Array) -> Course:
-        """Return where the steps start and what shifts them; no row is read for it."""
+    def _drift_state(self, offer: RunOffer, round: int, theta: Array) -> DriftState:
+        """Return the start and the shift of the steps; uses no row."""
         stored, last = None, None
         if offer.drift_momentum is not None:
-            stored = self._accounts.last_answer(offer.run)
+            stored = self._ledger.last_answer(offer.run)
         if stored is not None:
-            last = Answered.read(stored, offer)
+            last = LastAnswer.read(stored, offer)
         momentum = offer.drift_momentum or 0.0
-        course = steer(last, theta, round=round, tau=offer.tau, momentum=momentum)
-        if not (abs(course.shift) <= LARGEST_WEIGHT).all():
-            raise _Refusal("bad-model", "it is too far from this device's last answer")
-        return course
+        state = next_state(last, theta, round=round, tau=offer.tau, momentum=momentum)
+        if not (abs(state.shift) <= LARGEST_WEIGHT).all():
+            raise _Refusal(
+                "bad-model", "the model is too far from this device's last answer"
+            )
+        return state
 
     def _compute(
-        self, offer: RunOffer, order: RoundOrder, course: Course, rows: ExactRows
+        self, offer: RunOffer, order: RoundOrder, state: DriftState, rows: ExactRows
     ) -> Reply:
-        """Take the steps, which are paid for, and store the answer."""
-        found = noisy_steps(
-            course.start,
+        """Compute the charged steps, and store the answer."""
+        theta = noisy_steps(
+            state.start,
             rows,
             loss=loss_of(offer.loss, offer.num_classes, offer.l2),
             tau=offer.tau,
             learning_rate=offer.learning_rate,
             noise_std=offer.noise_std,
             batch_size=offer.batch_size,
-            shift=course.shift,
+            shift=state.shift,
         )
         try:
-            if found is None:
-                raise MessageError("it grew beyond all bounds")
-            sent = theta_to_bytes(found, offer.precision)
-        except MessageError as error:  # a public fact: noise came before it
+            if theta is None:
+                raise MessageError(f"a weight grew above the limit {LARGEST_WEIGHT:g}")
+            released = theta_to_bytes(theta, offer.precision)
+        except MessageError as error:  # safe to reveal: it follows from noisy values
             raise _Refusal("bad-model", f"after {offer.tau} steps, {error}") from None
         reply = Reply(
             device=self._policy.device,
             run=order.run,
             round=order.round,
             code=ANSWERED,
-            theta=sent,
+            theta=released,
         )
         needed = offer.drift_momentum is not None and order.round < offer.rounds
-        kept = course.to_bytes() if needed else None
-        answer = StoredAnswer(order.round, reply.to_bytes(), kept)
-        self._accounts.store_answer(order.run, answer)
+        stored_state = state.to_bytes() if needed else None
+        answer = StoredAnswer(order.round, reply.to_bytes(), stored_state)
+        self._ledger.store_answer(order.run, answer)
         return reply
 
     def _join(self, offer: RunOffer, body: bytes, key: str) -> None:
-        known = self._accounts.run(offer.run)
-        if known is not None:
-            if (known.offer, known.key) != (body, key):
-                raise _Refusal("policy", "this run was offered before, and differently")
+        earlier = self._ledger.run(offer.run)
+        if earlier is not None:
+            if (earlier.offer, earlier.key) != (body, key):
+                raise _Refusal("policy", "this run had a different offer before")
             return
         if offer.device != self._policy.device:
             raise _Refusal("policy", "this offer is for another device")
-        if self._accounts.num_runs >= MOST_RUNS:
-            raise _Refusal("policy", f"the ledger holds {MOST_RUNS} runs already")
+        if self._ledger.num_runs >= MOST_RUNS:
+            raise _Refusal(
+                "policy", f"the ledger already has {MOST_RUNS} runs, which is the limit"
+            )
         if offer.num_samples > len(self._rows):
             self.refresh()
         check_offer(offer, self._policy, self._rows)
         fingerprint = self._rows.fingerprint(offer.num_samples)
         joined = JoinedRun(offer=body, key=key, fingerprint=fingerprint)
-        self._accounts.join(offer.run, joined)
+        self._ledger.join(offer.run, joined)
 
     def _rows_of(self, offer: RunOffer, fingerprint: str) -> ExactRows:
-        """Return the rows of a run: those that it began with, and no others."""
+        """Return the rows of a run, if they are the ones it was joined with."""
         frozen = self._frozen.get(offer.run)
         if frozen is None or frozen.fingerprint != fingerprint:
             if self._rows.fingerprint(offer.num_samples) != fingerprint:
-                raise _Refusal("data-changed", "the rows of this run are gone")
-            frozen = _Frozen(
+                raise _Refusal("data-changed", "the rows of this run have changed")
+            frozen = _FrozenRows(
                 fingerprint=fingerprint, rows=self._rows.rows.first(offer.num_samples)
             )
-            self._frozen = {offer.run: frozen}  # runs come one after the other
+            self._frozen = {offer.run: frozen}  # usually one run at a time
         return frozen.rows
 
     def _note_data(self, rows: DeviceRows) -> None:
-        """Write the data set's lineage into the ledger."""
-        count, known = len(rows), self._accounts.data
+        """Record in the ledger whether the data set is new, grown or changed."""
+        count, noted = len(rows), self._ledger.data
         fingerprint = rows.fingerprint(count)
-        if known == (count, fingerprint):
+        if noted == (count, fingerprint):
             return
-        if known is None:
+        if noted is None:
             continues = "first"
-        elif known[0] <= count and rows.fingerprint(known[0]) == known[1]:
+        elif noted[0] <= count and rows.fingerprint(noted[0]) == noted[1]:
             continues = "grown"
         else:
             continues = "changed"
-        self._accounts.note_data(count, fingerprint, continues=continues)
+        self._ledger.note_data(count, fingerprint, continues=continues)
 
     def _refused(self, run: bytes, round: int, refusal: _Refusal) -> Reply:
         _log.warning("round %d is refused, %s: %s", round, refusal.code, refusal)
@@ -353,7 +361,7 @@ class Guard:
         )
 
     def _trouble(self, run: bytes, round: int, error: Exception) -> Reply:
-        """Tell that something is wrong, but not what: that is for the owner's log."""
+        """Report an error without its text, which goes to the owner's log only."""
         _log.error("%s", error)
         return Reply(
             device=self._policy.device,

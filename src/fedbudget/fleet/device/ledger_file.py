@@ -1,24 +1,24 @@
-"""A device's accounts on disk: what was charged stays charged, whatever happens.
+"""A device's ledger on disk: a charge is never lost.
 
 An append-only SQLite file (WAL, synchronous=FULL). Each entry has the digest of the one
-before it, so an entry that was edited, removed or moved is found; a small file beside
-the ledger (`hash_chain.Anchor`) remembers the last entry, so that a shorter ledger is
-found too: one that was cut, or an old copy. What a charge would overdraw is decided by
-the same `Ledger` that simulations use; here are only its memory and its order:
+before it, which detects entries that were edited, removed or moved. A small file beside
+the ledger (`hash_chain.Anchor`) records the last entry, which detects a truncated
+ledger or an old copy. `Ledger`, which simulations use too, decides whether a charge
+fits the budgets; this module stores charges and enforces the order:
 
-    charge, on disk -> data are touched -> the answer, on disk -> the answer is sent
+    charge, on disk -> data are used -> the answer, on disk -> the answer is sent
 
 A crash before the first arrow charges nothing and releases nothing. A crash between the
 first and the last leaves a charge without an answer: that round stays charged, is never
-computed again, and is refused when it is asked for again. So accounts may count a round
-that nobody saw; they never miss one that somebody saw.
+computed again, and is refused when it is requested again. So the ledger may count a
+round that was never sent; it never misses one that was.
 
 No decision here reads a clock.
 
-The last answer of each run is kept in the same file, to be sent again, byte for byte.
-Beside it, while drift correction needs it, is the course of its round (`drift.Course`).
-Both are written with the entry that says that the round was answered, and are what
-their digests in that entry say; only the last ones of a run are kept.
+The last answer of each run is stored in the same file, to be sent again unchanged. The
+state of drift correction (`drift.DriftState`) is stored beside it while it is needed.
+Both are written in one transaction with the entry for the answered round, which has
+their digests. Only the last ones of a run are stored.
 """
 
 import hashlib
@@ -45,19 +45,19 @@ from fedbudget.ledger import Charge, Ledger, mu_squared
 
 
 class StoredAnswer(NamedTuple):
-    """The answer to a round, and what drift control keeps of the round."""
+    """The answer to a round, and the state of drift correction in that round."""
 
     round: int
     reply: bytes
-    course: bytes | None = None
+    drift_state: bytes | None = None
 
     @property
     def digests(self) -> dict[str, str]:
-        """What the answer's entry in the ledger says of the bytes."""
-        found = {"digest": hashlib.sha256(self.reply).hexdigest()}
-        if self.course is not None:
-            found["course"] = hashlib.sha256(self.course).hexdigest()
-        return found
+        """The digests in the answer's ledger entry."""
+        digests = {"digest": hashlib.sha256(self.reply).hexdigest()}
+        if self.drift_state is not None:
+            digests["course"] = hashlib.sha256(self.drift_state).hexdigest()
+        return digests
 
 
 def _put_answer(database: sqlite3.Connection, run: bytes, answer: StoredAnswer) -> None:
@@ -65,8 +65,8 @@ def _put_answer(database: sqlite3.Connection, run: bytes, answer: StoredAnswer) 
     row = (run, answer.round, answer.reply)
     database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", row)
     database.execute("DELETE FROM courses WHERE run = ?", (run,))
-    if answer.course is not None:
-        row = (run, answer.round, answer.course)
+    if answer.drift_state is not None:
+        row = (run, answer.round, answer.drift_state)
         database.execute("INSERT INTO courses VALUES (?, ?, ?)", row)
 
 
@@ -74,7 +74,7 @@ def _answer_of(database: sqlite3.Connection, run: bytes, round: int) -> bytes | 
     """Return the answer of a round, if it is the last of its run.
 
     Raises:
-        LedgerError: It is not what it was.
+        LedgerError: It does not match its digest.
     """
     row = database.execute(
         "SELECT reply, body FROM answers JOIN entries USING (run, round) "
@@ -85,14 +85,16 @@ def _answer_of(database: sqlite3.Connection, run: bytes, round: int) -> bytes | 
         return None
     reply, body = bytes(row[0]), json.loads(row[1])
     if StoredAnswer(round, reply).digests["digest"] != body["digest"]:
-        raise LedgerError(f"the stored answer of round {round} is not what it was")
+        raise LedgerError(
+            f"the stored answer of round {round} does not match its digest"
+        )
     return reply
 
 
 def _last_answer(database: sqlite3.Connection, run: bytes) -> StoredAnswer | None:
-    """Return the last answer of a run with its course.
+    """Return the last answer of a run with its drift state.
 
-    None if either is missing, or is not what it was: drift control then begins anew,
+    None if either is missing or damaged: drift correction then starts again from zero,
     which is no reason to refuse a round.
     """
     row = database.execute(
@@ -103,39 +105,39 @@ def _last_answer(database: sqlite3.Connection, run: bytes) -> StoredAnswer | Non
     ).fetchone()
     if row is None:
         return None
-    found, body = StoredAnswer(*row[:3]), json.loads(row[3])
-    return found if found.digests.items() <= body.items() else None
+    answer, body = StoredAnswer(*row[:3]), json.loads(row[3])
+    return answer if answer.digests.items() <= body.items() else None
 
 
-PRIVACY, COST = "privacy-budget", "cost-budget"  # which of the two a charge overdraws
+PRIVACY, COST = "privacy-budget", "cost-budget"  # the budget a charge overdraws
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedRun:
     """A run that the device has joined."""
 
-    offer: bytes  # as it was signed
-    key: str  # of the coordinator that signed it
-    fingerprint: str  # of the rows that take part: they are frozen
+    offer: bytes  # as signed
+    key: str  # public key of the coordinator that signed it
+    fingerprint: str  # of the rows that take part; they must not change
 
 
 @dataclass
 class _Memory:
-    """What the file says, in memory."""
+    """The content of the file, in memory."""
 
     ledger: Ledger
     head: Entry | None = None
     budget: dict[str, Any] | None = None
-    data: tuple[int, str] | None = None  # rows and fingerprint that were noted last
+    data: tuple[int, str] | None = None  # last noted number of rows and fingerprint
     runs: dict[bytes, JoinedRun] = field(default_factory=dict)
     last_round: dict[bytes, int] = field(default_factory=dict)
 
 
-class Accounts:
+class LedgerFile:
     """The ledger of one device, open for writing; one process at a time.
 
     Any method may raise a `LedgerError`: then nothing may be released. The file is read
-    again before its next use, for memory may differ from it.
+    again before its next use, because memory may differ from it.
     """
 
     def __init__(self, path: Path, policy: BudgetPolicy, *, lineage: str) -> None:
@@ -151,40 +153,40 @@ class Accounts:
             raise
 
     def close(self) -> None:
-        """Let another process use the ledger."""
+        """Release the ledger for other processes."""
         self._forget()
         self._anchor.close()
 
     @property
     def spent(self) -> Ledger:
-        """What was spent, and of which budget."""
+        """The amounts spent, and the budget."""
         with self._open():
             return self._memory.ledger
 
     @property
     def data(self) -> tuple[int, str] | None:
-        """The number of rows and their fingerprint, as they were noted last."""
+        """The last noted number of rows and their fingerprint."""
         with self._open():
             return self._memory.data
 
     def run(self, run: bytes) -> JoinedRun | None:
-        """Return a run that the device has joined."""
+        """Return a joined run; none if the device has not joined it."""
         with self._open():
             return self._memory.runs.get(run)
 
     @property
     def num_runs(self) -> int:
-        """How many runs the device has ever joined."""
+        """The number of runs that the device has joined."""
         with self._open():
             return len(self._memory.runs)
 
     def last_round(self, run: bytes) -> int:
-        """Return the last round of a run that was charged; 0 before the first."""
+        """Return the last charged round of a run; 0 before the first."""
         with self._open():
             return self._memory.last_round.get(run, 0)
 
     def join(self, run: bytes, joined: JoinedRun) -> None:
-        """Remember a run and the rows that it is about."""
+        """Record a run and the fingerprint of its rows."""
         body = {
             "offer": joined.offer.hex(),
             "key": joined.key,
@@ -194,19 +196,19 @@ class Accounts:
             self._write(database, "run", body, run=run)
 
     def note_data(self, rows: int, fingerprint: str, *, continues: str) -> None:
-        """Write down what the data set looks like now."""
+        """Record the current size and fingerprint of the data set."""
         body = {"rows": rows, "fingerprint": fingerprint, "continues": continues}
         with self._open() as database:
             self._write(database, "data", body)
 
     def charge(self, run: bytes, round: int, charge: Charge) -> str | None:
-        """Charge a round, on disk, and return none; or return what it would overdraw.
+        """Charge a round and return none, or return the budget it would overdraw.
 
-        When this returns none, the charge is on disk: only then may data be touched.
+        When this returns none, the charge is on disk: only then may data be used.
         """
         with self._open() as database:
             if round <= self._memory.last_round.get(run, 0):
-                raise LedgerError(f"round {round} is not after the last that was paid")
+                raise LedgerError(f"round {round} must be after the last charged round")
             ledger = self._memory.ledger
             if not ledger.charge(charge)[0]:
                 return PRIVACY if ledger.affords_cost(charge)[0] else COST
@@ -218,29 +220,29 @@ class Accounts:
                 "mu_squared": spent,  # Gaussian DP
                 "rho": spent / 2,  # zCDP
             }
-            # Memory is charged already; if this fails, it is read again from the file.
+            # Memory is already charged; if this fails, the file is read again.
             self._write(database, "charge", body, run=run, round=round, counted=True)
         return None
 
     def store_answer(self, run: bytes, answer: StoredAnswer) -> None:
-        """Keep the answer of a round, on disk; that of the round before may go."""
+        """Store the answer of a round on disk; it replaces the previous one."""
         body, round = answer.digests, answer.round
         with self._open() as database:
             self._write(database, "answer", body, run=run, round=round, answer=answer)
 
     def answer(self, run: bytes, round: int) -> bytes | None:
-        """Return the stored answer of a round, byte for byte."""
+        """Return the stored answer of a round, unchanged."""
         with self._open() as database:
             return _answer_of(database, run, round)
 
     def last_answer(self, run: bytes) -> StoredAnswer | None:
-        """Return the last answer with its course; none if either is gone or damaged."""
+        """Return the last answer with its drift state; none if either is missing."""
         with self._open() as database:
             return _last_answer(database, run)
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """Give the file, read anew after trouble; turn trouble into a LedgerError."""
+        """Yield the database, read again after an error; errors raise LedgerError."""
         try:
             if self._database is None:
                 self._read()
@@ -250,7 +252,7 @@ class Accounts:
             self._forget()
             raise LedgerError(
                 f"ledger {str(self._path)!r} cannot be used ({error}): free space on "
-                "its disk, or bring its folder back"
+                "its disk, or restore its folder"
             ) from None
         except BaseException:
             self._forget()
@@ -262,39 +264,39 @@ class Accounts:
             self._database = None
 
     def _read(self) -> None:
-        """Read the whole chain, check it, and count what it holds."""
+        """Read and verify the whole chain, and sum up its charges."""
         self._database = database = open_database(self._path)
         entries = check_chain(database)
         self._anchor.check(entries)
-        if entries:  # a crash may have come between the last of them and its anchor
+        if entries:  # a crash may have happened before the last one was anchored
             self._anchor.write(entries[-1])
         ledger = Ledger(
             self._policy.budget, num_devices=1, accountant=self._policy.accountant
         )
         self._memory = _Memory(ledger=ledger)
         for entry in entries:
-            self._take(entry)
+            self._apply(entry)
         if not entries:
             self._write(database, "open", {"lineage": self._lineage})
-        wanted = {
+        limits = {
             "epsilon": self._policy.epsilon,
             "delta": self._policy.delta,
             "cost": self._policy.cost,
             "accountant": self._policy.accountant,
         }
-        known = self._memory.budget or {}
-        if {name: known.get(name) for name in wanted} != wanted:
-            self._write(database, "budget", wanted)
+        recorded = self._memory.budget or {}
+        if {name: recorded.get(name) for name in limits} != limits:
+            self._write(database, "budget", limits)
 
-    def _take(self, entry: Entry, *, counted: bool = False) -> None:
-        """Take over an entry that is on disk."""
+    def _apply(self, entry: Entry, *, counted: bool = False) -> None:
+        """Apply an entry that is on disk to memory."""
         memory, body = self._memory, entry.body
         memory.head = entry
         if entry.kind == "open" and body["lineage"] != self._lineage:
             raise LedgerError(
                 f"ledger {str(self._path)!r} is of the data set {body['lineage']!r}, "
-                f"not {self._lineage!r}: correct data.lineage, or take another ledger "
-                "file if no sample of the one is in the other"
+                f"not {self._lineage!r}: correct data.lineage, or use another ledger "
+                "file if the two data sets have no sample in common"
             )
         if entry.kind == "budget":
             memory.budget = body
@@ -322,8 +324,8 @@ class Accounts:
         counted: bool = False,
         answer: StoredAnswer | None = None,
     ) -> None:
-        """Add an entry; when this returns, the entry and its anchor are on disk."""
-        # The time is for the owner to read; nothing else ever reads it.
+        """Append an entry; when this returns, it and its anchor are on disk."""
+        # The time is for the owner; the program never reads it.
         dated = {**body, "at": int(time.time())}
         database.execute("BEGIN IMMEDIATE")
         head = append(
@@ -338,11 +340,11 @@ class Accounts:
             _put_answer(database, run, answer)
         database.execute("COMMIT")
         self._anchor.write(head)
-        self._take(head, counted=counted)
+        self._apply(head, counted=counted)
 
 
 def charge_of(entry: Entry) -> Charge:
-    """Return the charge that an entry holds."""
+    """Return the charge of an entry."""
     body = entry.body
     return Charge(
         steps=int(body["steps"]),

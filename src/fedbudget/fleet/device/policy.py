@@ -1,8 +1,7 @@
-"""The policy of a device's owner: one TOML file, and every mistake in it named.
+"""The policy of a device's owner: one TOML file.
 
-docs/fleet-device.md shows a whole one. Paths are relative to the policy's folder.
-
-Every mistake in the file names the file and the key.
+docs/fleet-device.md shows a complete one. Paths are relative to the policy's folder.
+Every error names the file and the key.
 """
 
 import tomllib
@@ -22,54 +21,59 @@ from fedbudget.fleet.wire.signing import read_public_key
 from fedbudget.losses import LOSSES
 from fedbudget.text import shown
 
-_NOTHING = object()
+_REQUIRED = object()  # the default of a key without a default
 
 
 class _Section:
-    """One table of the file; knows which of its keys were used."""
+    """One table of the file; records which of its keys were read."""
 
     def __init__(self, path: Path, name: str, plain: dict[str, Any]) -> None:
         self.plain = plain
         self._path, self._name = path, name
         self._used: set[str] = set()
 
-    def refuse(self, key: str, why: str) -> NoReturn:
+    def refuse(self, key: str, reason: str) -> NoReturn:
         """Raise, naming the file and the key."""
-        where = f"{self._name}.{key}" if self._name else key
-        raise InvalidInputError(f"policy {str(self._path)!r}: {where} {why}")
+        raise InvalidInputError(
+            f"policy {str(self._path)!r}: {self._full_name(key)} {reason}"
+        )
+
+    def _full_name(self, key: str) -> str:
+        return f"{self._name}.{key}" if self._name else key
 
     def section(self, key: str, *, optional: bool = False) -> "_Section":
         """Return a table inside this one."""
-        default = {} if optional else _NOTHING
+        default = {} if optional else _REQUIRED
         plain = self.get(key, kinds=(dict,), default=default)
-        name = f"{self._name}.{key}" if self._name else key
-        return _Section(self._path, name, plain)
+        return _Section(self._path, self._full_name(key), plain)
 
-    def get(self, key: str, *, kinds: tuple[type, ...], default: Any = _NOTHING) -> Any:
+    def get(
+        self, key: str, *, kinds: tuple[type, ...], default: Any = _REQUIRED
+    ) -> Any:
         """Return a value of one of these types."""
         self._used.add(key)
         if key not in self.plain:
-            if default is _NOTHING:
+            if default is _REQUIRED:
                 self.refuse(key, "is missing")
             return default
         return self._checked(of_type, key, self.plain[key], *kinds)
 
-    def number(self, key: str, *, default: Any = _NOTHING, **limits: float) -> float:
+    def number(self, key: str, *, default: Any = _REQUIRED, **limits: float) -> float:
         """Return a finite number inside limits."""
         value = self.get(key, kinds=(float, int), default=default)
         return float(self._checked(number, key, value, **limits))
 
-    def whole(self, key: str, *, default: Any = _NOTHING, **limits: int) -> int:
+    def whole(self, key: str, *, default: Any = _REQUIRED, **limits: int) -> int:
         """Return a whole number inside limits."""
         value = self.get(key, kinds=(int,), default=default)
         return int(self._checked(whole, key, value, **limits))
 
     def one_of(self, key: str, options: tuple[str, ...], *, default: str) -> str:
-        """Return one of a few words."""
+        """Return one of these strings."""
         value = self.get(key, kinds=(str,), default=default)
         return str(self._checked(one_of, key, value, options))
 
-    def text(self, key: str, *, default: Any = _NOTHING) -> str:
+    def text(self, key: str, *, default: Any = _REQUIRED) -> str:
         """Return a short text on one line."""
         value = self.get(key, kinds=(str,), default=default)
         return str(self._checked(text, key, value))
@@ -78,8 +82,8 @@ class _Section:
         """Return the name of a device."""
         return str(self._checked(identity, key, self.get(key, kinds=(str,))))
 
-    def texts(self, key: str, *, default: Any = _NOTHING) -> tuple[str, ...]:
-        """Return a list of texts, at least one."""
+    def texts(self, key: str, *, default: Any = _REQUIRED) -> tuple[str, ...]:
+        """Return a non-empty list of strings."""
         value = self.get(key, kinds=(list,), default=default)
         if not value or not all(isinstance(item, str) for item in value):
             self.refuse(
@@ -87,25 +91,25 @@ class _Section:
             )
         return tuple(value)
 
-    def path(self, key: str, folder: Path, *, default: Any = _NOTHING) -> Path:
-        """Return a path, relative to the policy."""
+    def path(self, key: str, folder: Path, *, default: Any = _REQUIRED) -> Path:
+        """Return a path; a relative one is inside the policy's folder."""
         return folder / str(self.get(key, kinds=(str,), default=default))
 
     def _checked(
-        self, check: Callable[..., Any], key: str, *given: Any, **limits: Any
+        self, check: Callable[..., Any], key: str, *values: Any, **limits: Any
     ) -> Any:
-        """Return what a check returns; its error names the file and the table too."""
+        """Return the result of a check; its error also names the file and the table."""
         try:
-            return check(key, *given, **limits)
+            return check(key, *values, **limits)
         except InvalidInputError as error:
             self.refuse(key, str(error).removeprefix(f"{key} "))
 
     def finish(self) -> None:
-        """Refuse keys that mean nothing."""
+        """Refuse unknown keys."""
         for key in self.plain:
             if key not in self._used:
-                known = ", ".join(sorted(self._used))
-                self.refuse(key, f"is not known: use only {known}")
+                allowed = ", ".join(sorted(self._used))
+                self.refuse(key, f"is not known: use only {allowed}")
 
 
 _ACCOUNTANTS = ("gdp", "zcdp")
@@ -113,19 +117,19 @@ _ACCOUNTANTS = ("gdp", "zcdp")
 
 @dataclass(frozen=True, kw_only=True)
 class DataPolicy:
-    """Which rows the device trains on."""
+    """The rows that the device trains on."""
 
     file: Path  # .csv, .csv.gz or .npz
     schema: Path | Mapping[str, Any] | None  # for tables; none for .npz
-    label: str | None  # only to be checked against the schema's
+    label: str | None  # must be the schema's, if given
     loss: str
     classes: int  # of an .npz file's labels
-    lineage: str  # the data set's name in the ledger, for as long as it lives
+    lineage: str  # the data set's permanent name in the ledger
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BudgetPolicy:
-    """What may be spent over the whole life of the data set."""
+    """The budget for the whole lifetime of the data set."""
 
     epsilon: float
     delta: float
@@ -134,13 +138,13 @@ class BudgetPolicy:
 
     @property
     def budget(self) -> Budget:
-        """The same, for a ledger."""
+        """The budget of a `Ledger`."""
         return Budget(epsilon=self.epsilon, delta=self.delta, cost=self.cost)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PricePolicy:
-    """What a round and a step cost the device, in the unit of its budget."""
+    """The cost of a round and of a step, in the unit of the budget."""
 
     communication: float
     computation: float
@@ -148,7 +152,7 @@ class PricePolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicPolicy:
-    """What the owner is willing to spend on one run, and says so."""
+    """The budget for one run that the owner makes public."""
 
     epsilon: float
     cost: float
@@ -157,10 +161,10 @@ class PublicPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderPolicy:
-    """Whose orders are carried out, and within which limits."""
+    """Whose orders are carried out, within which limits."""
 
     trusted: tuple[str, ...]
-    runs: tuple[str, ...]  # patterns for the names of runs, * and ? as in a shell
+    runs: tuple[str, ...]  # patterns of run names, with * and ? as in a shell
     least_noise_multiplier: float
     most_tau: int
     most_rounds: int
@@ -168,13 +172,13 @@ class OrderPolicy:
     most_l2: float
 
     def joins(self, name: str) -> bool:
-        """Whether the owner lists a run of this name."""
+        """Whether the owner joins runs of this name."""
         return any(fnmatchcase(name, pattern) for pattern in self.runs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Policy:
-    """All that an owner decides."""
+    """All decisions of an owner."""
 
     device: str
     data: DataPolicy
@@ -183,16 +187,16 @@ class Policy:
     public: PublicPolicy
     orders: OrderPolicy
     ledger: Path
-    broker: BrokerAddress | None  # none: orders come over the socket
-    socket: Path | None  # where programs on this machine bring orders
+    broker: BrokerAddress | None  # None: orders come over the socket
+    socket: Path | None  # over which local programs deliver orders
 
 
 def read_policy(path: str | Path) -> Policy:
     """Read and check a policy.
 
     Raises:
-        InvalidInputError: It cannot be read, or a key is missing, unknown or wrong; the
-            message names the file and the key.
+        InvalidInputError: It cannot be read, or a key is missing, unknown or invalid;
+            the message names the file and the key.
     """
     path = Path(path)
     try:
@@ -201,13 +205,13 @@ def read_policy(path: str | Path) -> Policy:
         raise InvalidInputError(
             f"policy {str(path)!r} cannot be read: {error.strerror or error}"
         ) from None
-    except (ValueError, RecursionError) as error:  # also of endless digits or brackets
+    except (ValueError, RecursionError) as error:  # also too many digits or brackets
         raise InvalidInputError(f"policy {str(path)!r} is not TOML: {error}") from None
     top = _Section(path, "", plain)
     budget = _budget(top.section("budget"))
     over_mqtt = "socket" not in plain
     if not over_mqtt and "broker" in plain:
-        top.refuse("socket", "does not go with broker: orders come over one of them")
+        top.refuse("socket", "cannot be combined with broker: use one of them")
     policy = Policy(
         device=top.identity("device"),
         data=_data(top.section("data"), path.parent),
@@ -227,10 +231,12 @@ def _data(section: _Section, folder: Path) -> DataPolicy:
     file = section.path("file", folder)
     schema = section.get("schema", kinds=(str, dict), default=None)
     if file.suffix != ".npz" and schema is None:
-        section.refuse("schema", "is missing: a table needs its public schema")
+        section.refuse("schema", "is missing: a table needs a public schema")
     if file.suffix == ".npz" and schema is not None:
-        section.refuse("schema", "does not go with .npz, whose rows are encoded")
-    found = DataPolicy(
+        section.refuse(
+            "schema", "cannot be combined with .npz, whose rows are already encoded"
+        )
+    policy = DataPolicy(
         file=file,
         schema=folder / schema if isinstance(schema, str) else schema,
         label=section.get("label", kinds=(str,), default=None),
@@ -239,33 +245,35 @@ def _data(section: _Section, folder: Path) -> DataPolicy:
         lineage=section.text("lineage", default=file.name),
     )
     section.finish()
-    return found
+    return policy
 
 
 def _budget(section: _Section) -> BudgetPolicy:
-    found = BudgetPolicy(
+    policy = BudgetPolicy(
         epsilon=section.number("epsilon", above=0, most=MOST_DECLARED),
         delta=section.number("delta", least=LEAST_DELTA, most=MOST_DELTA),
         cost=section.number("cost", above=0, most=MOST_DECLARED),
         accountant=section.one_of("accountant", _ACCOUNTANTS, default="gdp"),
     )
     section.finish()
-    return found
+    return policy
 
 
 def _prices(section: _Section) -> PricePolicy:
-    found = PricePolicy(
+    policy = PricePolicy(
         communication=section.number("communication", least=0, most=MOST_DECLARED),
         computation=section.number("computation", least=0, most=MOST_DECLARED),
     )
-    if found.communication == found.computation == 0:
-        section.refuse("communication", "and computation are both 0: one must cost")
+    if policy.communication == policy.computation == 0:
+        section.refuse(
+            "communication", "and computation are both 0: one must be above 0"
+        )
     section.finish()
-    return found
+    return policy
 
 
 def _public(section: _Section, budget: BudgetPolicy) -> PublicPolicy:
-    found = PublicPolicy(
+    policy = PublicPolicy(
         epsilon=section.number(
             "epsilon", above=0, most=budget.epsilon, default=budget.epsilon
         ),
@@ -273,7 +281,7 @@ def _public(section: _Section, budget: BudgetPolicy) -> PublicPolicy:
         info=section.text("info", default=""),
     )
     section.finish()
-    return found
+    return policy
 
 
 def _orders(section: _Section) -> OrderPolicy:
@@ -282,11 +290,11 @@ def _orders(section: _Section) -> OrderPolicy:
         try:
             read_public_key(key)
         except InvalidInputError as error:
-            section.refuse("trusted", f"is wrong: {error}")
-    found = OrderPolicy(
+            section.refuse("trusted", f"is invalid: {error}")
+    policy = OrderPolicy(
         trusted=trusted,
         runs=section.texts("runs", default=["*"]),
-        # Noise below one sample's share of a mean gradient hides it poorly.
+        # Below 1, the noise is smaller than one sample's share of a mean gradient.
         least_noise_multiplier=section.number(
             "least_noise_multiplier", above=0, most=MOST_DECLARED, default=1.0
         ),
@@ -296,19 +304,19 @@ def _orders(section: _Section) -> OrderPolicy:
         most_l2=section.number("most_l2", least=0, default=1.0),
     )
     section.finish()
-    return found
+    return policy
 
 
 def _ledger(section: _Section, folder: Path) -> Path:
-    found = section.path("file", folder, default="ledger.sqlite")
+    path = section.path("file", folder, default="ledger.sqlite")
     section.finish()
-    return found
+    return path
 
 
 def _socket(section: _Section, folder: Path) -> Path:
-    found = section.path("file", folder)
+    path = section.path("file", folder)
     section.finish()
-    return found
+    return path
 
 
 def _broker(section: _Section, folder: Path) -> BrokerAddress:
@@ -316,8 +324,8 @@ def _broker(section: _Section, folder: Path) -> BrokerAddress:
     files = {
         name: section.path(name, folder) for name in names if name in section.plain
     }
-    if files and (lacking := [name for name in names if name not in files]):
-        section.refuse(lacking[0], "is missing: TLS needs ca, certificate and key")
+    if files and (missing := [name for name in names if name not in files]):
+        section.refuse(missing[0], "is missing: TLS needs ca, certificate and key")
     certificates = Identity(**files) if files else None
     host = section.get("host", kinds=(str,))
     port = section.whole("port", default=TLS_PORT, most=65535)
@@ -325,7 +333,9 @@ def _broker(section: _Section, folder: Path) -> BrokerAddress:
     try:
         address = BrokerAddress(host=host, port=port, identity=certificates)
     except InvalidInputError as error:
-        section.refuse("host", f"is wrong: {error}")
+        section.refuse("host", f"is invalid: {error}")
     if certificates is None and not address.is_local:
-        section.refuse("ca", "is missing: only a broker on this machine goes without")
+        section.refuse(
+            "ca", "is missing: only a broker on this machine works without TLS"
+        )
     return address

@@ -1,7 +1,7 @@
-"""The process on a device: a guard, and what goes in and out of it.
+"""The process of a device: a guard, and its messages.
 
-`Device` is without a network: it takes a topic and a payload and returns what to
-publish. `serve` puts it on a connection.
+`Device` has no network: it takes a topic and a payload, and returns the messages to
+publish. `serve` connects it to a broker.
 """
 
 import ctypes
@@ -20,38 +20,38 @@ from fedbudget.fleet.wire.framing import Joiner, Outgoing, split
 
 _log = logging.getLogger(__name__)
 
-_SENDERS = 4  # topics whose chunks are kept until all are there
-_AROUND_THE_MODEL = 4096  # bytes of the largest message that are not the model
+_SENDERS = 4  # topics with incomplete messages at a time
+_OVERHEAD = 4096  # bytes of the largest message besides the model
 
 
 class Device:
     """One device of a fleet, without a network."""
 
-    REFRESH = 60.0  # seconds between two looks at the data file
+    REFRESH = 60.0  # seconds between two checks of the data file
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.device
         self._guard = Guard(policy)
-        largest = 8 * self._guard.num_params + _AROUND_THE_MODEL
+        largest = 8 * self._guard.num_params + _OVERHEAD
         self._joiner = Joiner(max_bytes=largest, max_senders=_SENDERS)
         self.most_bytes = 2 * largest  # of a parcel: an offer and an order
 
     def close(self) -> None:
-        """Give the ledger free."""
+        """Release the ledger."""
         self._guard.close()
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What to subscribe to."""
+        """The subscriptions of the device."""
         return topics.device_reads(self.name)
 
     @property
     def will(self) -> tuple[str, bytes]:
-        """What the broker is to publish, retained, when the device dies."""
+        """The last will: the broker publishes it, retained, if the device dies."""
         return topics.status(self.name), topics.OFFLINE
 
     def hello(self) -> list[Outgoing]:
-        """Return what to publish at every connection."""
+        """Return the messages to publish at every connection."""
         return [
             Outgoing(
                 topics.declare(self.name), self._guard.declaration.to_bytes(), True
@@ -60,32 +60,32 @@ class Device:
         ]
 
     def handle(self, topic: str, payload: bytes) -> list[Outgoing]:
-        """Return what to publish in answer to a message, whatever it is."""
+        """Return the replies to any message."""
         try:
-            kind, who = topics.parse(topic)
+            kind, owner = topics.parse(topic)
             if not payload:  # a retained message was cleared
                 return []
-            whole = self._joiner.add(f"{kind}/{who}", payload)
+            whole = self._joiner.add(f"{kind}/{owner}", payload)
         except MessageError as error:
             _log.warning("a message is ignored: %s", error)
             return []
         if whole is None:
             return []
-        if kind == "offer" and who == self.name:
+        if kind == "offer" and owner == self.name:
             replies = self._guard.answer_offer(whole)
         elif kind == "order":
             replies = self._guard.answer_order(whole)
         else:
-            _log.warning("a message is ignored: %s is not for us", topic[:100])
+            _log.warning("a message is ignored: %s is not for this device", topic[:100])
             return []
         return [
-            Outgoing(where, data, False)
+            Outgoing(reply_topic, data, False)
             for reply in replies
-            for where, data in split(topics.reply(self.name), reply.to_bytes())
+            for reply_topic, data in split(topics.reply(self.name), reply.to_bytes())
         ]
 
     def refresh(self) -> list[Outgoing]:
-        """Look at the data file, and return a new declaration if it has changed."""
+        """Check the data file, and return a new declaration if it has changed."""
         try:
             return self.hello()[:1] if self._guard.refresh() else []
         except (InvalidInputError, LedgerError) as error:
@@ -94,7 +94,7 @@ class Device:
 
 
 def serve(device: Device, broker: BrokerAddress, stop: threading.Event) -> None:
-    """Answer orders until told to stop; a lost broker is waited for."""
+    """Answer orders until `stop` is set; reconnect to a lost broker."""
 
     def publish(outgoing: list[Outgoing]) -> None:
         for topic, payload, retain in outgoing:
@@ -105,7 +105,7 @@ def serve(device: Device, broker: BrokerAddress, stop: threading.Event) -> None:
         name=device.name,
         topics=device.topics,
         will=device.will,
-        newest_only=True,  # orders that were slept through are not worth their price
+        newest_only=True,  # missed orders are not worth their cost
         on_connect=lambda: publish(device.hello()),
     )
     with connection:
@@ -119,17 +119,17 @@ def serve(device: Device, broker: BrokerAddress, stop: threading.Event) -> None:
                     waited = 0.0
                 continue
             publish(device.handle(message.topic, message.payload))
-            # Only now: what a killed device had not finished is delivered again.
+            # Acknowledge last: an unfinished order is delivered again after a kill.
             connection.acknowledge(message)
         connection.publish(*device.will, retain=True)
         connection.flush(2.0)
 
 
 def run(policy_path: str) -> None:
-    """Guard a device until the process is told to stop (SIGTERM, SIGINT).
+    """Run a device until SIGTERM or SIGINT.
 
     Raises:
-        FedbudgetError: The policy, the data, the ledger or a certificate is wrong.
+        FedbudgetError: The policy, the data, the ledger or a certificate is invalid.
     """
     policy = read_policy(policy_path)
     broker = policy.broker
@@ -140,7 +140,7 @@ def run(policy_path: str) -> None:
         signal.signal(number, lambda *_: stop.set())
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     device = Device(policy)
-    _give_memory_back()
+    _trim_memory()
     try:
         if broker is not None:
             serve(device, broker, stop)
@@ -150,8 +150,8 @@ def run(policy_path: str) -> None:
         device.close()
 
 
-def _give_memory_back() -> None:
-    """Return what reading the file has left behind; only the GNU C library keeps it."""
+def _trim_memory() -> None:
+    """Return freed memory to the system, which glibc would keep after reading."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):

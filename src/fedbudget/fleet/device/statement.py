@@ -1,4 +1,4 @@
-"""A ledger's statement for its owner: checked, then added up."""
+"""A ledger's statement for its owner: verified, then summed up."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from fedbudget.ledger import Ledger
 
 @dataclass(kw_only=True)
 class RunStatement:
-    """What one run has cost."""
+    """The charges of one run."""
 
     run: str  # its identity, in hex
     name: str
@@ -36,7 +36,7 @@ class RunStatement:
 
 @dataclass(kw_only=True)
 class Statement:
-    """What a ledger says."""
+    """The summary of a ledger."""
 
     lineage: str
     epsilon: float  # spent, at the budget's delta, by the budget's accountant
@@ -47,22 +47,22 @@ class Statement:
     rho: float  # spent, as zCDP
     cost: float  # spent
     cost_budget: float
-    rows: int | None  # of the data set, when it was last read
+    rows: int | None  # of the data set, at its last read
     data_changes: list[str]  # first, grown, changed
     entries: int
     head: str  # digest of the last entry
     runs: list[RunStatement] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return a JSON-compatible dict."""
         return asdict(self)
 
 
 def read_statement(path: str | Path) -> Statement:
-    """Check a ledger, and return what it says; nothing is changed.
+    """Verify a ledger and return its summary; read-only.
 
     Raises:
-        LedgerError: It is not there, or was tampered with.
+        LedgerError: It does not exist, or was tampered with.
     """
     entries = verified(Path(path))
     bodies = {entry.kind: entry.body for entry in entries}  # the last of each kind
@@ -98,9 +98,9 @@ def read_statement(path: str | Path) -> Statement:
 
 
 def verified(path: Path) -> list[Entry]:
-    """Return the entries of a ledger that is whole."""
-    # The anchor first: a guard that writes meanwhile makes the chain longer, which is
-    # fine, and would make the anchor newer than the chain.
+    """Return the entries of a ledger, verified."""
+    # The anchor first: if a guard writes meanwhile, the chain has more entries than the
+    # anchor, which is valid. In the other order, the anchor could be the newer one.
     try:
         anchor = anchor_path(path).read_bytes()
     except FileNotFoundError:

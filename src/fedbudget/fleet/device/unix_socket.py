@@ -1,11 +1,11 @@
-"""A guard behind a Unix socket, for orders that another program on its machine carries.
+"""A Unix socket for the guard, over which a local program delivers orders.
 
-One exchange per connection: a parcel goes in, the device's declaration and its replies
-come out, each after four bytes that tell its length. The program that carries them may
-be anybody's, such as code that a server has sent to a Flower SuperNode. It gets no more
-than any other network would: orders that no trusted coordinator has signed do nothing.
-But it must run as another user than the guard, for a program of the guard's own user
-can read the rows and rewrite the ledger without asking.
+One exchange per connection: the client sends a parcel; the guard returns a parcel with
+its declaration and its replies. Four bytes before a parcel give its length. The client
+is untrusted, such as code that a server has sent to a Flower SuperNode: an order has no
+effect without a trusted coordinator's signature. The client must run as another user
+than the guard, because a program of the guard's user can read the rows and rewrite the
+ledger.
 """
 
 import logging
@@ -23,43 +23,43 @@ from fedbudget.fleet.wire.framing import Outgoing, pack, unpack
 
 _log = logging.getLogger(__name__)
 
-HEAD = struct.Struct(">I")  # length of what follows
-_PATIENCE = 10.0  # seconds for a parcel to come in, and for the replies to go out
-_MODE = 0o660  # the owner gives the carrying user its group
+HEAD = struct.Struct(">I")  # length of the parcel that follows
+_TIMEOUT = 10.0  # seconds to receive a parcel, and to send the replies
+_MODE = 0o660  # the client's user gets access by the group
 
 
-class CarriedDevice(Protocol):
-    """What is asked of a device whose messages another program carries."""
+class SocketDevice(Protocol):
+    """The interface of a device that is served over a socket."""
 
-    REFRESH: float  # seconds between two looks at the data file
+    REFRESH: float  # seconds between two checks of the data file
     most_bytes: int  # of a parcel
 
     def hello(self) -> list[Outgoing]:
-        """Return what every exchange says first."""
+        """Return the first messages of every exchange."""
         ...
 
     def handle(self, topic: str, payload: bytes) -> list[Outgoing]:
-        """Return the answers to a message."""
+        """Return the replies to a message."""
         ...
 
     def refresh(self) -> list[Outgoing]:
-        """Look at the data file."""
+        """Check the data file."""
         ...
 
 
-def serve_socket(device: CarriedDevice, path: Path, stop: threading.Event) -> None:
-    """Answer parcels until told to stop.
+def serve_socket(device: SocketDevice, path: Path, stop: threading.Event) -> None:
+    """Answer parcels until `stop` is set.
 
     Raises:
-        InvalidInputError: The socket cannot be made there.
+        InvalidInputError: The socket cannot be created at this path.
     """
     listener = _listen(path)
-    warned, looked = False, time.monotonic()
+    warned, checked = False, time.monotonic()
     try:
         while not stop.is_set():
-            if time.monotonic() - looked >= device.REFRESH:
-                device.refresh()  # the next exchange declares it anyway
-                looked = time.monotonic()
+            if time.monotonic() - checked >= device.REFRESH:
+                device.refresh()  # the next exchange sends the declaration
+                checked = time.monotonic()
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
@@ -69,7 +69,7 @@ def serve_socket(device: CarriedDevice, path: Path, stop: threading.Event) -> No
                 try:
                     _exchange(device, connection)
                 except (OSError, MessageError) as error:
-                    _log.warning("an exchange is given up: %s", error)
+                    _log.warning("an exchange is aborted: %s", error)
     finally:
         listener.close()
         path.unlink(missing_ok=True)
@@ -78,11 +78,11 @@ def serve_socket(device: CarriedDevice, path: Path, stop: threading.Event) -> No
 def _listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Our ledger's lock is held: a socket that is there was left by a crash.
+        # The guard holds its ledger's lock: an existing socket is left from a crash.
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
             path.unlink()
         listener.bind(str(path))
-        os.chmod(path, _MODE)  # nobody can connect before listen
+        os.chmod(path, _MODE)  # no client can connect before listen
         listener.listen(8)
     except OSError as error:
         listener.close()
@@ -94,45 +94,45 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _exchange(device: CarriedDevice, connection: socket.socket) -> None:
-    end = time.monotonic() + _PATIENCE
+def _exchange(device: SocketDevice, connection: socket.socket) -> None:
+    end = time.monotonic() + _TIMEOUT
     (length,) = HEAD.unpack(_read(connection, HEAD.size, end))
     if length > device.most_bytes:
         raise MessageError(f"{length} bytes are above the limit of {device.most_bytes}")
     messages = unpack(_read(connection, length, end), limit=device.most_bytes)
     replies = [reply for message in messages for reply in device.handle(*message)]
     answer = pack((out.topic, out.payload) for out in [*device.hello(), *replies])
-    connection.settimeout(_PATIENCE)
+    connection.settimeout(_TIMEOUT)
     connection.sendall(HEAD.pack(len(answer)) + answer)
 
 
 def _read(connection: socket.socket, count: int, end: float) -> bytes:
-    """Return so many bytes, if they come before the end, however slowly."""
-    found = bytearray()
-    while len(found) < count:
-        left = end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"{len(found)} of {count} bytes came in time")
-        connection.settimeout(left)
-        piece = connection.recv(min(1 << 20, count - len(found)))
+    """Return `count` bytes, if all of them arrive before `end`."""
+    data = bytearray()
+    while len(data) < count:
+        remaining = end - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError(f"only {len(data)} of {count} bytes came in time")
+        connection.settimeout(remaining)
+        piece = connection.recv(min(1 << 20, count - len(data)))
         if not piece:
-            raise MessageError(f"cut off after {len(found)} of {count} bytes")
-        found += piece
-    return bytes(found)
+            raise MessageError(f"cut off after {len(data)} of {count} bytes")
+        data += piece
+    return bytes(data)
 
 
 def _warn_of_peer(connection: socket.socket) -> bool:
-    """Tell once if the other program has the rights of the guard; return if so."""
-    if not hasattr(socket, "SO_PEERCRED"):  # only Linux tells
+    """Warn if the client runs as the guard's user or root; return whether it does."""
+    if not hasattr(socket, "SO_PEERCRED"):  # Linux only
         return False
-    kind = struct.Struct("3i")  # process, user, group
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, kind.size)
-    _, user, _ = kind.unpack(told)
+    layout = struct.Struct("3i")  # process, user, group
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
+    _, user, _ = layout.unpack(peer)
     if user not in (0, os.getuid()):
         return False
     _log.warning(
-        "orders are brought by a program of user %d, which can read the rows and "
-        "rewrite the ledger without asking: run it as another user than the guard",
+        "orders come from a program of user %d, which can read the rows and rewrite "
+        "the ledger: run it as another user than the guard",
         user,
     )
     return True

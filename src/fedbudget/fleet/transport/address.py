@@ -1,4 +1,4 @@
-"""Where a broker is: the one reading of HOST and HOST:PORT for the whole package."""
+"""Broker addresses: the only parser of HOST and HOST:PORT in the package."""
 
 import ipaddress
 import re
@@ -8,10 +8,10 @@ from fedbudget.checks import whole
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.transport.certificates import Identity
 
-HOST = "127.0.0.1"  # where nobody names another one
+HOST = "127.0.0.1"  # the default
 TLS_PORT = 8883  # of MQTT over TLS, by IANA
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# [ADDRESS] or NAME, and perhaps :PORT; a name has no letter that URLs have around one.
+# [ADDRESS] or NAME, then optionally :PORT. A name has no URL delimiters.
 _NODE = re.compile(
     r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^\s:/\[\]@?#%]+))(:(?P<port>[0-9]{1,5}))?"
 )
@@ -19,23 +19,24 @@ _NODE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerAddress:
-    """Where a broker is, and who we are to it.
+    """The address of a broker, and the identity with which to connect.
 
-    A cluster's nodes are listed with commas, such as ``one,two:8884``: if one is gone,
-    the next is tried. An IPv6 address with a port has brackets: ``[::1]:8883``.
+    Separate the nodes of a cluster by commas, such as ``one,two:8884``: if one cannot
+    be reached, the next is tried. An IPv6 address with a port needs brackets:
+    ``[::1]:8883``.
     """
 
     host: str = HOST
-    port: int = TLS_PORT  # of hosts that come without one
-    identity: Identity | None = None  # none: no TLS, for loopback and tests only
+    port: int = TLS_PORT  # of hosts without a port of their own
+    identity: Identity | None = None  # None: no TLS, for loopback and tests only
 
     def __post_init__(self) -> None:
         whole("port", self.port, least=1, most=65535)
-        self.nodes  # noqa: B018  # it checks them
+        self.nodes  # noqa: B018  # reading it checks them
 
     @property
     def nodes(self) -> tuple[tuple[str, int], ...]:
-        """Every host with its port.
+        """Each host with its port.
 
         >>> BrokerAddress(host="one,two:8884").nodes
         (('one', 8883), ('two', 8884))
@@ -72,7 +73,7 @@ def parse_node(text: str, port: int = TLS_PORT) -> tuple[str, int]:
             return node["name"] or node["address"], number
     raise InvalidInputError(
         f"broker {text!r} is not HOST or HOST:PORT with a port from 1 to 65535: "
-        "write, for one, broker.example:8883 or [::1]:8883"
+        "write, for example, broker.example:8883 or [::1]:8883"
     )
 
 

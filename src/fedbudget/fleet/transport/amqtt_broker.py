@@ -1,8 +1,10 @@
-"""A broker inside Python (amqtt), for demonstrations and tests: nothing to install.
+"""The embedded broker (amqtt), for demonstrations and tests: nothing to install.
 
-It demands a certificate of the fleet from everyone, and lets a device publish only as
-itself and read only orders. It keeps no state on disk; a fleet that has to last runs
-mosquitto or RabbitMQ (`deploy/`) under the same rules.
+It requires a certificate of the fleet from every client. A device may publish only
+under its own name and read only orders. The broker stores no state on disk; a permanent
+fleet runs mosquitto or RabbitMQ (`deploy/`) under the same rules.
+
+amqtt is optional. This module imports without it; `amqtt_subclasses` does not.
 """
 
 import asyncio
@@ -19,12 +21,13 @@ from fedbudget.fleet.wire import topics
 
 _log = logging.getLogger(__name__)
 
-# As in pyproject.toml: the releases whose source was read, see amqtt_hooks.
+# As in pyproject.toml: the releases whose source was reviewed, see amqtt_subclasses.
 SUPPORTED_AMQTT = ">=0.12.1,<0.13"
 
-# What a device may write under its own name, and what it may read.
-_WRITES = ("declare", "status", "reply")
-_COORDINATOR_WRITES = ("offer", "order", "declare", "status")  # the last two to clear
+# Kinds of topics to which a device may publish under its own name.
+_DEVICE_PUBLISHES = ("declare", "status", "reply")
+# The coordinator publishes to the last two only to clear retained messages.
+_COORDINATOR_PUBLISHES = ("offer", "order", "declare", "status")
 
 
 def may_publish(name: str, topic: str) -> bool:
@@ -40,10 +43,10 @@ def may_publish(name: str, topic: str) -> bool:
     except MessageError:
         return False
     if name == COORDINATOR:
-        return kind in _COORDINATOR_WRITES
+        return kind in _COORDINATOR_PUBLISHES
     if name == MEASURE:
         return kind == "measure"
-    return owner == name and kind in _WRITES
+    return owner == name and kind in _DEVICE_PUBLISHES
 
 
 def may_read(name: str, topic: str) -> bool:
@@ -70,16 +73,16 @@ def run_broker(
     port: int = TLS_PORT,
     on_ready: Callable[[int], None] | None = None,
 ) -> None:
-    """Serve until the process is told to stop (SIGINT or SIGTERM).
+    """Serve until SIGINT or SIGTERM.
 
     Args:
-        identity: The broker's certificate, and the authority of the fleet.
+        identity: The broker's certificate, and the fleet's certificate authority.
         host: Address to listen on.
-        port: Port to listen on; 0 takes any that is free.
-        on_ready: Called with the port, once it listens.
+        port: Port to listen on; 0 selects a free one.
+        on_ready: Called with the port, once the broker listens.
 
     Raises:
-        TrainingError: It cannot listen there, or amqtt cannot be held to the rules.
+        TrainingError: It cannot listen there, or this amqtt cannot enforce the rules.
     """
     whole("port", port, least=0, most=65535)
     asyncio.run(_serve(identity, f"{host}:{port}", on_ready))
@@ -114,7 +117,7 @@ def _new_broker(identity: Identity, bind: str) -> Any:
     with needed("the embedded broker", "amqtt", "fleet"):
         import amqtt
     try:
-        from fedbudget.fleet.transport import amqtt_rules
+        from fedbudget.fleet.transport import amqtt_subclasses
     except ImportError as error:
         raise TrainingError(
             f"amqtt {amqtt.__version__} lacks what the embedded broker needs ({error}):"
@@ -123,7 +126,7 @@ def _new_broker(identity: Identity, bind: str) -> Any:
         ) from None
     logging.getLogger("amqtt").setLevel(logging.ERROR)
     logging.getLogger("transitions").setLevel(logging.ERROR)
-    return amqtt_rules.FleetBroker(
+    return amqtt_subclasses.FleetBroker(
         {
             "type": "tcp",
             "bind": bind,

@@ -1,15 +1,15 @@
-"""Keys and certificates of a test fleet: one authority, one certificate for each.
+"""Keys and certificates of a test fleet: one authority, one certificate per client.
 
-    FOLDER/ca.pem, ca.key                   the fleet's own authority
+    FOLDER/ca.pem, ca.key                   the fleet's certificate authority
     FOLDER/broker.pem, broker.key           for the broker's host names
-    FOLDER/coordinator.pem, coordinator.key its certificate, by which brokers know it
+    FOLDER/coordinator.pem, coordinator.key identifies it to brokers
     FOLDER/coordinator.sign                 Ed25519 key that signs orders (private)
-    FOLDER/coordinator.pub                  its public half, for the devices' policies
-    FOLDER/measure.pem, measure.key         under which `fedbudget measure` connects
+    FOLDER/coordinator.pub                  its public key, for the devices' policies
+    FOLDER/measure.pem, measure.key         for `fedbudget measure`
     FOLDER/devices/ID.pem, ID.key           one certificate for each device
 
-A certificate's common name is the name under which its holder may publish. Asked again
-for the same folder, only what is missing is made: a device is added to a fleet so.
+A certificate's common name is the name under which its holder may publish. For an
+existing folder, only missing files are created: this adds devices to a fleet.
 """
 
 import datetime
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 COORDINATOR = "coordinator"  # no device may have this name
-# Nor this one: whoever connects under a device's name ends that device's connection.
+# Reserved too: a client that connects under a device's name ends its connection.
 MEASURE = "measure"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _RESERVED = ("broker", "ca", COORDINATOR, MEASURE)
@@ -38,28 +38,29 @@ _MOST_DAYS = 36_500  # a hundred years
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The three files with which one side of a connection proves who it is."""
+    """The three files with which one side of a connection authenticates."""
 
     ca: Path
     certificate: Path
     key: Path
 
     def check(self) -> Self:
-        """Return it if its files are there.
+        """Return self if its files exist.
 
         Raises:
-            InvalidInputError: One is not; it is named.
+            InvalidInputError: One does not; the message names it.
         """
         for name, path in vars(self).items():
             if not Path(path).is_file():
                 raise InvalidInputError(
-                    f"{name} {str(path)!r} is not there: make it with fedbudget certs"
+                    f"{name} {str(path)!r} does not exist: create it with fedbudget "
+                    "certs"
                 )
         return self
 
     @property
     def name(self) -> str:
-        """The common name in the certificate, by which brokers know its holder.
+        """The common name in the certificate, which identifies its holder to brokers.
 
         Raises:
             InvalidInputError: It cannot be read.
@@ -72,8 +73,8 @@ class Identity:
             subject = x509.load_pem_x509_certificate(pem).subject
         except (OSError, ValueError) as error:
             raise InvalidInputError(
-                f"certificate {str(self.certificate)!r} cannot be read ({error}): make "
-                "it with fedbudget certs"
+                f"certificate {str(self.certificate)!r} cannot be read ({error}): "
+                "create it with fedbudget certs"
             ) from None
         names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         return str(names[0].value) if names else ""
@@ -91,10 +92,10 @@ def identity_of(folder: str | os.PathLike[str], name: str) -> Identity:
 
 
 def check_name(name: str) -> str:
-    """Return a device's name if topics, file names and certificates can carry it."""
+    """Return a device's name if it is valid in topics, file names and certificates."""
     if not _NAME.fullmatch(name) or name in _RESERVED:
         raise InvalidInputError(
-            f"device name {name!r} cannot be used: take 1 to 64 letters, digits, "
+            f"device name {name!r} cannot be used: use 1 to 64 letters, digits, "
             f"'-', '_' or '.', and none of {', '.join(_RESERVED)}"
         )
     return name
@@ -107,12 +108,12 @@ def make_certificates(
     hosts: Sequence[str] = ("localhost", "127.0.0.1"),
     days: int = 365,
 ) -> list[Path]:
-    """Make what is missing in the folder, and return the files that were made."""
+    """Create the missing files in a folder, and return their paths."""
     names = [check_name(name) for name in devices]
     whole("days", days, most=_MOST_DAYS)
     if not hosts:
         raise InvalidInputError(
-            "hosts is empty: name the broker's machine as devices will call it"
+            "hosts is empty: give the broker's host name as devices will use it"
         )
     root = Path(folder)
     try:
@@ -129,33 +130,33 @@ def _make(
 ) -> list[Path]:
     from fedbudget.fleet.wire.signing import Signer
 
-    made: list[Path] = []
-    ca_key, ca = _authority(root, days, made)
-    todo = [(root / "broker", "broker", hosts)]
-    todo += [(root / name, name, ()) for name in (COORDINATOR, MEASURE)]
-    todo += [(root / "devices" / name, name, ()) for name in devices]
-    for path, name, names in todo:
+    created: list[Path] = []
+    ca_key, ca = _authority(root, days, created)
+    holders = [(root / "broker", "broker", hosts)]
+    holders += [(root / name, name, ()) for name in (COORDINATOR, MEASURE)]
+    holders += [(root / "devices" / name, name, ()) for name in devices]
+    for path, name, names in holders:
         if path.with_name(f"{path.name}.pem").exists():
             continue
         key = _new_key()
         certificate = _certificate(
             name, key, issuer=(ca, ca_key), hosts=names, days=days
         )
-        made += _write_pair(path, key, certificate)
+        created += _write_pair(path, key, certificate)
     if not (root / "coordinator.sign").exists():
         signer = Signer.generate()
-        # The public half first: the private one says that the pair is complete.
+        # The public key first: the private one marks the pair as complete.
         public = f"{signer.public_key}\n".encode()
         _write(root / "coordinator.pub", public, private=False)
         _write(root / "coordinator.sign", signer.to_pem(), private=True)
-        made += [root / "coordinator.sign", root / "coordinator.pub"]
-    return made
+        created += [root / "coordinator.sign", root / "coordinator.pub"]
+    return created
 
 
 def _authority(
-    root: Path, days: int, made: list[Path]
+    root: Path, days: int, created: list[Path]
 ) -> "tuple[ec.EllipticCurvePrivateKey, x509.Certificate]":
-    """Return the fleet's authority, made on first use."""
+    """Return the fleet's authority, created on first use."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -169,7 +170,7 @@ def _authority(
         except (OSError, ValueError) as error:
             raise InvalidInputError(
                 f"the authority in {root} cannot be read ({error}): choose another "
-                "folder, or bring ca.pem and ca.key back"
+                "folder, or restore ca.pem and ca.key"
             ) from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise InvalidInputError(
@@ -178,7 +179,7 @@ def _authority(
         return key, certificate
     key = _new_key()
     certificate = _certificate("fedbudget fleet", key, issuer=None, hosts=(), days=days)
-    made += _write_pair(root / "ca", key, certificate)
+    created += _write_pair(root / "ca", key, certificate)
     return key, certificate
 
 
@@ -201,7 +202,7 @@ def _certificate(
     from cryptography.x509.oid import NameOID
 
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    # A device whose clock is a bit behind must not refuse a certificate made today.
+    # A device with a slow clock must not refuse a certificate created today.
     now = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     public = key.public_key()
     authority = x509.SubjectKeyIdentifier.from_public_key(
@@ -223,7 +224,7 @@ def _certificate(
         )
     )
     if issuer is None:
-        builder = builder.add_extension(_may_sign(), critical=True)
+        builder = builder.add_extension(_authority_usage(), critical=True)
     if hosts:
         builder = builder.add_extension(
             x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
@@ -231,7 +232,7 @@ def _certificate(
     return builder.sign(key if issuer is None else issuer[1], hashes.SHA256())
 
 
-def _may_sign() -> "x509.KeyUsage":
+def _authority_usage() -> "x509.KeyUsage":
     from cryptography import x509
 
     return x509.KeyUsage(
@@ -263,7 +264,7 @@ def _write_pair(
 
     pem, secret = (path.with_name(f"{path.name}.{end}") for end in ("pem", "key"))
     _write(secret, _private_pem(key), private=True)
-    # The certificate last: its presence says that the pair is complete.
+    # The certificate last: it marks the pair as complete.
     _write(pem, certificate.public_bytes(Encoding.PEM), private=False)
     return [pem, secret]
 
@@ -279,7 +280,7 @@ def _private_pem(key: "ec.EllipticCurvePrivateKey") -> bytes:
 
 
 def _write(path: Path, content: bytes, *, private: bool) -> None:
-    """Write a file that only its owner may read, if it is private."""
+    """Write a file; if it is private, only its owner may read it."""
     from fedbudget.files import whole_file
 
     with whole_file(path, "wb", permissions=0o600 if private else 0o644) as file:

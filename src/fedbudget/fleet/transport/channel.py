@@ -1,7 +1,7 @@
-"""What a coordinator needs of a transport: `mqtt.Connection`, `flower.FlowerChannel`.
+"""The interface of a transport: `mqtt.Connection` and `flower.FlowerChannel`.
 
-Both carry the same messages under the same names (`topics`), so that one coordinator
-and one guard serve them all.
+Both carry the same messages under the same topics (`wire.topics`), so coordinator and
+guard do not depend on the transport.
 """
 
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """A message that came in."""
+    """A received message."""
 
     topic: str
     payload: bytes
-    receiver: str  # name of the connection that it came over
-    handle: int = 0  # by which the broker knows it; 0 needs no acknowledgement
+    receiver: str  # name of the connection that received it
+    handle: int = 0  # for the acknowledgement; 0: it needs none
 
 
 class Channel(Protocol):
-    """Carries offers and orders to devices, and what they say back."""
+    """Carries offers and orders to devices, and their messages back."""
 
     @property
     def kept(self) -> dict[str, bytes]:
-        """What is kept for devices that come later, by topic."""
+        """Messages retained for devices that connect later, by topic."""
         ...
 
     @property
     def trouble(self) -> str:
-        """Why nobody may be heard, in words; empty if all is well."""
+        """Why no message can arrive, as text; empty if the transport works."""
         ...
 
     def __enter__(self) -> object: ...
@@ -39,18 +39,18 @@ class Channel(Protocol):
         """Send at least once, now or when there is a connection again."""
 
     def keep(self, topic: str, payload: bytes) -> None:
-        """Publish, and again to whoever may lack it."""
+        """Publish, and publish again when a receiver may lack it."""
 
     def withdraw(self, topic: str) -> None:
-        """Take back what was kept."""
+        """Remove a retained message."""
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all that was published is on its way."""
+        """Wait until everything published is sent; return whether it was in time."""
         ...
 
     def receive(self, seconds: float | None = None) -> Message | None:
-        """Return the next message, or none if there is none in time."""
+        """Return the next message; none if there is none in time."""
         ...
 
     def acknowledge(self, message: Message) -> None:
-        """Tell that a message need not be delivered again."""
+        """Confirm a message: it is not delivered again."""

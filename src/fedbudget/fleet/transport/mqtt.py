@@ -1,8 +1,8 @@
-"""A connection to an MQTT 3.1.1 broker that outlives broken networks and brokers.
+"""A connection to an MQTT 3.1.1 broker that survives network and broker failures.
 
-Both sides of a fleet use it. It keeps a persistent session, subscribes again whenever
-it is connected (a broker may have lost its state), sends with QoS 1, and acknowledges a
-message only once its receiver says that it is done with it: what a killed process had
+Both sides of a fleet use it. It has a persistent session, subscribes again at every
+connection (a broker may have lost its state) and sends with QoS 1. It acknowledges a
+message only after its receiver has processed it: a message that a killed process had
 not finished is delivered again.
 """
 
@@ -29,24 +29,25 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _KEEP_ALIVE = 30  # seconds; a broker sends the last will after 1.5 times this
-_SETTLING = 0.3  # seconds in which a broker delivers what it has kept for us
-_QOS = 1  # at least once: what comes twice is recognised by its round
+_SETTLING = 0.3  # seconds in which a broker delivers the messages it has stored
+_QOS = 1  # at least once: receivers recognise duplicates by their round
 
 
 class Connection:
-    """One client of a broker, under one name.
+    """One client of a broker.
 
     Args:
         broker: Where to connect.
-        name: Client identifier; with certificates, their common name.
-        topics: What to subscribe to, at every connection.
-        will: Topic and payload that the broker publishes, retained, if we die.
+        name: Client identifier; with a certificate, its common name.
+        topics: Subscriptions, renewed at every connection.
+        will: Topic and payload that the broker publishes, retained, if this client
+            dies.
         inbox: Where messages go; several connections may share one.
-        newest_only: Pass over messages to which a newer one on the same topic is there:
-            a device that slept through orders carries out the last one only.
-        on_connect: Called at every connection, before any message comes in; it may
-            publish, and must not wait.
-        keeps_session: Whether the broker is to keep what comes while we are away.
+        newest_only: Skip a message if a newer one on the same topic has arrived: a
+            device that was asleep carries out the last order only.
+        on_connect: Called at every connection, before any message arrives; it may
+            publish, and must not block.
+        keeps_session: Whether the broker stores messages while this client is away.
     """
 
     def __init__(
@@ -66,9 +67,9 @@ class Connection:
         self._topics, self._on_connect = tuple(topics), on_connect
         self._newest_only, self._settled_at = newest_only, 0.0
         self._waiting: dict[str, Message] = {}  # by topic
-        self._state = threading.Condition()  # of the four that follow
+        self._state = threading.Condition()  # guards the next four attributes
         self._connected, self._failures = False, 0
-        self._published, self._subscribed = 0, 0  # and not acknowledged yet
+        self._published, self._subscribed = 0, 0  # not acknowledged yet
         self._nodes = deque(broker.nodes)  # the first one is in use
         self.kept: dict[str, bytes] = {}  # retained, to be published again
         self._problem, self._stopping = "", False
@@ -86,7 +87,7 @@ class Connection:
         client = self._client
         client.disconnect()
         client.loop_stop()
-        # It closes its last sockets when nothing refers to it any more.
+        # The client closes its last sockets when nothing refers to it.
         client.on_connect = client.on_connect_fail = client.on_disconnect = None
         client.on_message = client.on_publish = client.on_subscribe = None
         client.on_socket_open = None
@@ -104,12 +105,12 @@ class Connection:
 
     @property
     def trouble(self) -> str:
-        """Why nobody may be heard, in words; empty if all is well."""
+        """Why no message can arrive, as text; empty if connected."""
         return "" if self.connected else f"no broker at {self.broker}"
 
     @property
     def problem(self) -> str:
-        """What went wrong with the last connection, in words; empty if nothing did."""
+        """The last connection's problem, as text; empty if there was none."""
         return self._problem
 
     def wait_connected(self, seconds: float) -> bool:
@@ -118,7 +119,7 @@ class Connection:
             return self._state.wait_for(lambda: self._connected, seconds)
 
     def wait_tried(self, seconds: float) -> bool:
-        """Wait until a node has taken us or all have failed; return whether one has."""
+        """Wait until connected or until all nodes failed; return whether connected."""
         nodes = len(self.broker.nodes)
         with self._state:
             self._state.wait_for(
@@ -127,12 +128,12 @@ class Connection:
             return self._connected
 
     def subscribe(self, *topics: str) -> None:
-        """Ask for topics, and for what is retained there, for this connection only."""
+        """Subscribe for this connection only; retained messages come again."""
         self._count(subscribed=1)
         self._client.subscribe([(topic, _QOS) for topic in topics])
 
     def unsubscribe(self, *topics: str) -> None:
-        """Ask for topics no more."""
+        """End subscriptions."""
         self._client.unsubscribe(list(topics))
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
@@ -146,26 +147,26 @@ class Connection:
         self.publish(topic, payload, retain=True)
 
     def withdraw(self, topic: str) -> None:
-        """Take a retained message back."""
+        """Remove a retained message."""
         self.kept.pop(topic, None)
         self.publish(topic, b"", retain=True)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until the broker has taken over all that was published or asked for."""
+        """Wait until the broker has acknowledged all publishes and subscriptions."""
         with self._state:
             return self._state.wait_for(
                 lambda: not self._published and not self._subscribed, seconds
             )
 
     def receive(self, seconds: float | None = None) -> Message | None:
-        """Return the next message, or none if there is none in time."""
+        """Return the next message; none if there is none in time."""
         try:
             if not self._waiting:
                 message = self.inbox.get(block=seconds != 0, timeout=seconds)
                 if not self._newest_only:
                     return message
                 self._waiting[message.topic] = message
-                # What a broker has kept for us comes in the first moments.
+                # Stored messages arrive in the first moments of a connection.
                 time.sleep(max(0.0, self._settled_at - time.monotonic()))
             while not self.inbox.empty():
                 newer = self.inbox.get()
@@ -178,15 +179,15 @@ class Connection:
         return self._waiting.pop(next(iter(self._waiting)))
 
     def acknowledge(self, message: Message) -> None:
-        """Tell the broker that a message need not be delivered again."""
+        """Confirm a message to the broker: it is not delivered again."""
         if message.handle:
             self._client.ack(message.handle, _QOS)
 
     def _new_client(
         self, will: tuple[str, bytes] | None, *, keeps_session: bool
     ) -> "Client":
-        # Only now: a device has read its rows by then, and what reading has left free
-        # takes this in. It saves a megabyte.
+        # Imported late: a device has read its rows by now, and the import reuses the
+        # memory that reading has freed. This saves a megabyte.
         from paho.mqtt.client import Client, MQTTv311
         from paho.mqtt.enums import CallbackAPIVersion
 
@@ -198,7 +199,7 @@ class Connection:
             manual_ack=True,
         )
         client.reconnect_delay_set(min_delay=1, max_delay=8)
-        client.max_queued_messages_set(0)  # without limit: nothing is dropped quietly
+        client.max_queued_messages_set(0)  # without limit: nothing is dropped silently
         client.max_inflight_messages_set(1000)
         if self.broker.identity is not None:
             client.tls_set_context(_tls(self.broker.identity))
@@ -222,13 +223,13 @@ class Connection:
         properties: "Properties | None",
     ) -> None:
         if reason.is_failure:
-            self._failed(f"the broker refuses us: {reason}")
+            self._failed(f"the broker refuses the connection: {reason}")
             return
         self._problem = ""
         self._settled_at = time.monotonic() + _SETTLING
-        _log.info("%s is connected to %s", self.name, self._where)
+        _log.info("%s is connected to %s", self.name, self._node)
         with self._state:
-            self._subscribed = 0  # what was asked for without a connection was not sent
+            self._subscribed = 0  # without a connection, none was sent
         if self._topics:
             self.subscribe(*self._topics)
         for topic, payload in list(self.kept.items()):
@@ -240,12 +241,12 @@ class Connection:
             self._state.notify_all()
 
     def _connect_fail(self, client: "Client", userdata: object) -> None:
-        self._failed("no connection; trying on")
+        self._failed("no connection; trying again")
         if len(self._nodes) > 1:
             self._nodes.rotate(-1)
             client.connect_async(*self._nodes[0], keepalive=_KEEP_ALIVE)
 
-    def _disconnect(self, client: "Client", userdata: object, *told: Any) -> None:
+    def _disconnect(self, client: "Client", userdata: object, *details: Any) -> None:
         with self._state:
             self._connected, self._subscribed = False, 0  # subscriptions end with it
         if not self._stopping:
@@ -265,33 +266,34 @@ class Connection:
         )
 
     def _count(self, *, published: int = 0, subscribed: int = 0) -> None:
-        # Never around a call of the client, which waits for the callbacks to come here.
+        # Never hold the lock during a call of the client: it waits for its callbacks,
+        # which take the lock here.
         with self._state:
             self._published += published
             self._subscribed += subscribed
             self._state.notify_all()
 
     def _failed(self, problem: str) -> None:
-        """Log a problem once, not every second that it lasts."""
+        """Record a problem; log it once, not at every attempt."""
         if problem != self._problem:
-            _log.warning("%s, broker %s: %s", self.name, self._where, problem)
+            _log.warning("%s, broker %s: %s", self.name, self._node, problem)
         with self._state:
             self._problem = problem
             self._failures += 1
             self._state.notify_all()
 
     @property
-    def _where(self) -> str:
+    def _node(self) -> str:
         return node_text(self._nodes[0])
 
 
 def _send_at_once(client: "Client", userdata: object, channel: Any) -> None:
-    """Send small packets without waiting: an answer would take 40 ms longer."""
+    """Send small packets at once: Nagle's algorithm would delay a reply by 40 ms."""
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _tls(identity: Identity) -> ssl.SSLContext:
-    """Return mutual TLS: the fleet's own authority, and no other."""
+    """Return a context for mutual TLS that trusts the fleet's authority only."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -299,7 +301,7 @@ def _tls(identity: Identity) -> ssl.SSLContext:
         context.load_cert_chain(identity.certificate, identity.key)
     except (OSError, ssl.SSLError) as error:
         raise InvalidInputError(
-            f"certificate {identity.certificate} cannot be used ({error}): make new "
-            "ones with fedbudget certs"
+            f"certificate {identity.certificate} cannot be used ({error}): "
+            "create new ones with fedbudget certs"
         ) from None
     return context

@@ -1,1 +1,1 @@
-"""What devices and the coordinator send each other, byte by byte."""
+"""The messages between devices and the coordinator, and their bytes."""

@@ -1,11 +1,12 @@
-"""Large messages in pieces: brokers limit what one MQTT message may hold.
+"""Chunks and parcels: large messages in pieces, several messages in one.
 
-A message that fits is sent as it is. Any other is cut into chunks; chunk i of a message
-for topic T goes to T/i, so that a broker can retain all of them. Each chunk has the
-digest of the whole message: chunks of different messages never mix.
+Brokers limit the size of an MQTT message. A message below the limit is sent as it is. A
+larger one is split into chunks; chunk i of a message for topic T goes to T/i, so that a
+broker can retain all of them. Each chunk has the digest of the whole message: chunks of
+different messages never mix.
 
-A parcel holds several messages, for transports that have no topics: a CBOR list of
-(topic, payload). What opens one trusts nothing in it.
+A parcel holds several messages, for transports without topics: a CBOR list of
+(topic, payload). Its reader treats the content as untrusted.
 """
 
 import hashlib
@@ -19,14 +20,14 @@ from fedbudget.fleet.wire.codec import MAX_BYTES, decode, encode
 from fedbudget.fleet.wire.messages import Check, Message, bytes_field, whole_field
 
 DIGEST_BYTES = 16
-# Of one MQTT message. RabbitMQ and mosquitto take far more; cloud brokers 128 KiB.
+# Of one MQTT message. RabbitMQ and mosquitto allow far more, cloud brokers 128 KiB.
 CHUNK_BYTES = 96 * 1024
-_OVERHEAD = 128  # of a chunk around its data, at most
-_PENDING = 2  # unfinished messages kept per sender: the newest ones
+_OVERHEAD = 128  # bytes of a chunk besides its data, at most
+_PENDING = 2  # incomplete messages stored per sender: the newest ones
 
 
 class Outgoing(NamedTuple):
-    """Something to publish."""
+    """A message to publish."""
 
     topic: str
     payload: bytes
@@ -55,13 +56,15 @@ class Chunk(Message):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.index >= self.total:
-            raise MessageError(f"chunk {self.index} of {self.total} cannot be")
+            raise MessageError(
+                f"chunk index {self.index} must be below total {self.total}"
+            )
 
 
 def split(
     topic: str, payload: bytes, *, limit: int = CHUNK_BYTES
 ) -> list[tuple[str, bytes]]:
-    """Return what to publish, as (topic, payload), for one message.
+    """Return one message as one or more (topic, payload) to publish.
 
     >>> [(t, len(p)) for t, p in split("a/order", bytes(10))]
     [('a/order', 10)]
@@ -89,11 +92,11 @@ def split(
 
 
 class Joiner:
-    """Puts chunks together again, within limits on memory.
+    """Joins chunks to messages, within limits on memory.
 
     Args:
         max_bytes: Of one message.
-        max_senders: With unfinished messages at a time; the oldest is forgotten.
+        max_senders: With incomplete messages at a time; the oldest is dropped.
     """
 
     def __init__(self, *, max_bytes: int, max_senders: int = 10_000) -> None:
@@ -102,15 +105,15 @@ class Joiner:
         self._pending = OrderedDict()
 
     def add(self, sender: str, payload: bytes) -> bytes | None:
-        """Return a whole message, once it is there.
+        """Return a complete message; none while chunks are missing.
 
         Args:
-            sender: Who sent this, or the topic without a chunk's number.
-            payload: A whole message, which is returned as it is, or a chunk.
+            sender: The sender, or the topic without a chunk's number.
+            payload: A whole message, which is returned unchanged, or a chunk.
 
         Raises:
-            MessageError: It is neither; or it is above the limit; or chunks do not
-                give the message that they promise.
+            MessageError: It is neither, or above the limit, or the joined chunks do not
+                match their digest.
         """
         value = decode(payload, limit=self._max_bytes)
         if not isinstance(value, dict) or value.get("kind") != Chunk.kind:
@@ -125,7 +128,7 @@ class Joiner:
         if whole is None:
             return None
         if len(whole) != chunk.size or _digest(whole) != chunk.digest:
-            raise MessageError("chunks do not give the message that they promise")
+            raise MessageError("the joined chunks do not match their size or digest")
         return whole
 
     def _pieces(self, sender: str, chunk: Chunk) -> bytes | None:
@@ -138,10 +141,10 @@ class Joiner:
         pieces[chunk.index] = chunk
         while len(messages) > _PENDING:
             messages.popitem(last=False)
-        held = sum(len(piece.data) for piece in pieces.values())
-        if held > chunk.size or any(p.total != chunk.total for p in pieces.values()):
+        joined = sum(len(piece.data) for piece in pieces.values())
+        if joined > chunk.size or any(p.total != chunk.total for p in pieces.values()):
             del messages[chunk.digest]
-            raise MessageError("chunks do not give the message that they promise")
+            raise MessageError("the joined chunks do not match their size or digest")
         if len(pieces) < chunk.total:
             return None
         del messages[chunk.digest]
@@ -152,11 +155,11 @@ def _digest(payload: bytes) -> bytes:
     return hashlib.sha256(payload).digest()[:DIGEST_BYTES]
 
 
-_TOPIC_BYTES = 256  # far more than one has, with its frame
+_TOPIC_BYTES = 256  # more than any topic needs
 
 
 def pack(messages: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return messages as one piece of bytes.
+    """Return messages as one parcel.
 
     >>> unpack(pack([("a/b", b"c")]), limit=100)
     [('a/b', b'c')]
@@ -173,11 +176,11 @@ def unpack(data: bytes, *, limit: int) -> list[tuple[str, bytes]]:
     value = decode(data, limit=limit)
     if not isinstance(value, list):
         raise MessageError(f"not a parcel: {type(value).__name__}, not a list")
-    found = []
+    messages = []
     for item in value:
         match item:
             case [str(topic), bytes(payload)] if len(topic) <= _TOPIC_BYTES:
-                found.append((topic, payload))
+                messages.append((topic, payload))
             case _:
                 raise MessageError("not a parcel: an item is not a topic and bytes")
-    return found
+    return messages

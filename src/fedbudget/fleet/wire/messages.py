@@ -1,20 +1,20 @@
-"""What devices and the coordinator say to each other, and in which bytes.
+"""The messages between devices and the coordinator, and their bytes.
 
-    Declaration   device -> coordinator, retained: sizes, prices and budgets that the
-                  owner chose to make public
-    RunOffer      coordinator -> one device, signed, once per run: what it is to do
+    Declaration   device -> coordinator, retained: the sizes, prices and budgets that
+                  the owner makes public
+    RunOffer      coordinator -> one device, signed, once per run: the settings of a run
     RoundOrder    coordinator -> all devices, signed, retained: the model of a round
     Reply         device -> coordinator: the new model, or a refusal
 
 A round order carries the model and little else, so that one order serves all devices.
-What differs between devices, and what stays the same in all rounds, is in the offer.
+The offer has the settings that differ between devices or stay the same in all rounds.
 
 Every message is a canonical CBOR map with its kind and the version of this schema.
-Readers are strict: an unknown key, a wrong type or a number out of range is an error,
-and never guessed at. A key that may be left out can be added within a version: older
-messages stay what they were, and older readers refuse a message that has it.
+Readers are strict: an unknown key, a wrong type or a number out of range is an error.
+An optional key can be added within a version: older messages stay valid, and older
+readers refuse a message that has it.
 
-Types and ranges of every field are checked: the messages came from a network.
+The type and the range of every field are checked: messages come from a network.
 """
 
 import math
@@ -32,8 +32,8 @@ from fedbudget.losses import LOSSES
 from fedbudget.text import shown
 
 MAX_COUNT = 1 << 40
-# What an owner may declare at most: far above any use, and far below where the numbers
-# of a plan for the whole fleet would end.
+# The largest value that an owner may declare: far above any use, and far below where a
+# fleet's plan would overflow.
 MOST_DECLARED = MOST_EPSILON  # as of a budget; also of cost, prices and noise
 MOST_DELTA = 0.5
 
@@ -56,12 +56,12 @@ def number_field(*, least: float, most: float = math.inf) -> Check:
 
 
 def one_of_field(*options: str) -> Check:
-    """Return a check for one of a few words."""
+    """Return a check for one of these strings."""
     return _field(one_of, str, options=options)
 
 
 def bytes_field(*, least: int, most: int) -> Check:
-    """Return a check for bytes of some length."""
+    """Return a check for bytes with limits on their length."""
 
     def check(name: str, value: bytes) -> bytes:
         if not least <= len(value) <= most:
@@ -74,7 +74,7 @@ def bytes_field(*, least: int, most: int) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """Return a check that lets a missing field pass."""
+    """Return a check that also accepts a missing field."""
     return lambda name, value: None if value is None else check(name, value)
 
 
@@ -90,18 +90,18 @@ PRECISIONS: dict[str, np.dtype[Any]] = {
     "float64": np.dtype("<f8"),
 }
 
-# Why a device does not answer a round. The words after the code are for people; neither
-# tells how much of a budget is left.
+# Codes of a refusal. The reason after the code is for people. Neither reveals how much
+# of a budget remains.
 REFUSALS = (
     "untrusted",  # not signed by a coordinator that the owner trusts
     "policy",  # outside what the owner allows
     "wrong-round",  # not a round of the run, or one that is over
     "bad-model",  # wrong size, or not finite
-    "privacy-budget",  # would overdraw; there is a budget, its state stays private
+    "privacy-budget",  # would overdraw it; what remains stays private
     "cost-budget",
     "already-charged",  # charged before, but the answer was lost in a crash
-    "data-changed",  # the rows that the run began with are gone
-    "device-trouble",  # a full disk or a broken ledger; nothing was released
+    "data-changed",  # the rows of the run have changed or are missing
+    "device-trouble",  # a full disk or a damaged ledger; nothing was released
 )
 ACCEPTED = "accepted"  # the reply to an offer, as round 0
 ANSWERED = "answered"
@@ -109,7 +109,7 @@ ANSWERED = "answered"
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What all messages share; a field that is None is left out of the bytes."""
+    """The base of all messages; a field that is None is left out of the bytes."""
 
     kind: ClassVar[str]
     checks: ClassVar[Mapping[str, Check]]
@@ -125,15 +125,15 @@ class Message:
     def to_bytes(self) -> bytes:
         """Return the message as canonical CBOR."""
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
-        held = {name: value for name, value in plain.items() if value is not None}
-        return encode({"kind": self.kind, "v": VERSION, **held})
+        present = {name: value for name, value in plain.items() if value is not None}
+        return encode({"kind": self.kind, "v": VERSION, **present})
 
     @classmethod
     def from_bytes(cls, data: bytes, *, limit: int = MAX_BYTES) -> Self:
         """Read a message from an untrusted source.
 
         Raises:
-            MessageError: The bytes are anything but one valid message of this kind.
+            MessageError: The bytes are not one valid message of this kind.
         """
         return cls.from_value(decode(data, limit=limit))
 
@@ -146,15 +146,15 @@ class Message:
         version, kind = plain.pop("v", None), plain.pop("kind", None)
         if type(version) is not int or version != VERSION:
             raise MessageError(
-                f"version {shown(version)} is not spoken here, only {VERSION}: "
+                f"version {shown(version)} is not supported, only {VERSION}: "
                 "install the same release on both sides"
             )
         if kind != cls.kind:
-            raise MessageError(f"kind {shown(kind)} came instead of {cls.kind!r}")
+            raise MessageError(f"kind must be {cls.kind!r}, got {shown(kind)}")
         unknown = [key for key in plain if key not in cls.checks]
         if unknown:
             raise MessageError(f"{cls.kind} has the unknown key {shown(unknown[0])}")
-        if any(given is None for given in plain.values()):
+        if any(field is None for field in plain.values()):
             raise MessageError(f"{cls.kind} has a key without a value")
         return cls(**{name: plain.get(name) for name in cls.checks})
 
@@ -172,21 +172,21 @@ _SHAPE: Mapping[str, Check] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration(Message):
-    """What a device's owner makes public, so that a run can be planned."""
+    """The public facts about a device that a plan needs."""
 
     device: str
-    num_samples: int  # rows that would take part in a run
+    num_samples: int  # rows available to a run
     dim: int  # columns of a row
     loss: str
     num_classes: int  # as in a plan: 1 unless the loss is softmax
-    epsilon: float  # the owner is willing to spend; not what is left
+    epsilon: float  # the owner is willing to spend on a run; not what remains
     delta: float
     cost: float
     communication_price: float  # c1, per round
     computation_price: float  # c2, per step
-    accountant: str  # by which the device's ledger counts
-    least_noise_multiplier: float  # the owner accepts
-    info: str = ""  # whatever else the owner wants to say
+    accountant: str  # of the device's ledger
+    least_noise_multiplier: float  # that the owner accepts
+    info: str = ""  # any other text of the owner
 
     kind: ClassVar[str] = "declaration"
     checks: ClassVar[Mapping[str, Check]] = {
@@ -205,28 +205,28 @@ class Declaration(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOffer(Message):
-    """What one device is asked to do in a run; sent once, signed.
+    """The settings of a run for one device; sent once, signed.
 
-    Devices draw full batches, or fixed ones without replacement: their accounts claim
-    no amplification by sampling.
+    Devices use full batches, or draw fixed-size ones without replacement: their ledgers
+    claim no amplification by sampling.
     """
 
-    run: bytes  # random: names the run for good
+    run: bytes  # random: the run's permanent identity
     name: str  # for people, and for the owner's list of runs to join
-    device: str  # the one device that this is for
+    device: str  # the receiver
     tau: int  # steps in each round
     rounds: int
     learning_rate: float
     sampling: str  # full | fixed
-    num_samples: int  # rows of the device that the plan is for
+    num_samples: int  # rows of the device that take part
     batch_size: int
     noise_std: float  # per coordinate of a mean gradient
     loss: str
     num_classes: int
     l2: float
     dim: int
-    precision: Precision  # of the models that are sent
-    # The server's momentum, if devices are to control their drift; see `drift`.
+    precision: Precision  # of the models in messages
+    # The server's momentum, if devices apply drift correction; see `device.drift`.
     drift_momentum: float | None = None
 
     kind: ClassVar[str] = "offer"
@@ -254,7 +254,7 @@ class RunOffer(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundOrder(Message):
-    """One round for every device that holds an offer of the run; signed."""
+    """One round for every device that has an offer of the run; signed."""
 
     run: bytes
     round: int  # from 1
@@ -276,7 +276,7 @@ class Reply(Message):
     run: bytes
     round: int
     code: str  # "answered", "accepted", or one of REFUSALS
-    theta: bytes | None = None  # in an answer only
+    theta: bytes | None = None  # of an answer only
     reason: str | None = None  # of a refusal, for people
 
     kind: ClassVar[str] = "reply"
@@ -292,18 +292,19 @@ class Reply(Message):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.theta is not None) != (self.code == ANSWERED):
-            raise MessageError(f"code {self.code!r} has a model, or lacks it")
+            verb = "needs" if self.code == ANSWERED else "must come without"
+            raise MessageError(f"code {self.code!r} {verb} a model")
         if self.reason is not None and self.code not in REFUSALS:
-            raise MessageError(f"code {self.code!r} does not go with a reason")
+            raise MessageError(f"code {self.code!r} must come without a reason")
 
     @property
     def refused(self) -> bool:
-        """Whether the device said no."""
+        """Whether the device refused."""
         return self.code in REFUSALS
 
 
 def theta_to_bytes(theta: Array, precision: str) -> bytes:
-    """Return a model in little-endian bytes.
+    """Return a model as little-endian bytes.
 
     Raises:
         MessageError: A number is not finite, or too large for the precision.
@@ -329,5 +330,5 @@ def theta_from_bytes(data: bytes, precision: str, num_params: int) -> Array:
         )
     theta = np.frombuffer(data, dtype=kind).astype(np.float64)
     if not np.isfinite(theta).all():
-        raise MessageError("the model holds a number that is not finite")
+        raise MessageError("the model has a number that is not finite")
     return theta

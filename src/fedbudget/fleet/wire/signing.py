@@ -1,8 +1,8 @@
 """Signed messages: a device obeys only coordinators whose key its owner trusts.
 
-A signed message is the CBOR list of the message's exact bytes and their Ed25519
-signature. The signature is checked before the bytes are read. A public key is written
-as ``ed25519:`` and the base64 of its 32 bytes; a private key is a PEM file.
+A signed message is a CBOR list of the message's exact bytes and their Ed25519
+signature. The signature is verified before the bytes are decoded. A public key is
+written as ``ed25519:`` and the base64 of its 32 bytes; a private key is a PEM file.
 """
 
 import base64
@@ -20,7 +20,7 @@ from fedbudget.errors import InvalidInputError, MessageError
 from fedbudget.fleet.wire.codec import decode, encode
 from fedbudget.fleet.wire.messages import Message
 
-# Signed together with the message: a signature made for another use does not count.
+# Signed together with the message: a signature for another purpose is invalid.
 _PURPOSE = b"fedbudget signed message 1\x00"
 _PREFIX = "ed25519:"
 
@@ -41,9 +41,9 @@ class Signer:
         """Read a PEM file.
 
         Raises:
-            InvalidInputError: It holds no Ed25519 private key.
+            InvalidInputError: It has no Ed25519 private key.
         """
-        # Here, and not above: devices sign nothing, and save a megabyte.
+        # Imported lazily: devices sign nothing, and save a megabyte.
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -53,7 +53,7 @@ class Signer:
             key = None
         if not isinstance(key, Ed25519PrivateKey):
             raise InvalidInputError(
-                f"{path} is not an unencrypted Ed25519 private key in PEM: make one"
+                f"{path} is not an unencrypted Ed25519 private key in PEM: create one"
             )
         return cls(key)
 
@@ -91,8 +91,8 @@ class Trust:
         """Return the bytes of the message, and the public key that signed them.
 
         Raises:
-            MessageError: The bytes are not a signed message, or nobody trusted
-                signed it.
+            MessageError: The bytes are not a signed message.
+            UntrustedError: No trusted coordinator signed it.
         """
         value = decode(data)
         if not isinstance(value, list) or [type(item) for item in value] != [bytes] * 2:
@@ -108,7 +108,7 @@ class Trust:
 
 
 class UntrustedError(MessageError):
-    """A signed message is well formed, but nobody trusted has signed it."""
+    """A signed message is well formed, but no trusted coordinator signed it."""
 
 
 def read_public_key(text: str) -> Ed25519PublicKey:
@@ -124,6 +124,6 @@ def read_public_key(text: str) -> Ed25519PublicKey:
         return Ed25519PublicKey.from_public_bytes(raw)
     except (ValueError, binascii.Error):
         raise InvalidInputError(
-            f"public key {text!r} is not known: write ed25519: and the base64 of its "
+            f"public key {text!r} is invalid: write ed25519: and the base64 of its "
             "32 bytes"
         ) from None

@@ -1,4 +1,4 @@
-"""What the compiled steps share: the numbers of a run, memory, batches."""
+"""Arrays of the compiled steps: the work of a round, scratch memory, batches."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ import numpy as np
 from fedbudget.simulation.kernels.layouts import RUN, aligned_zeros
 from fedbudget.simulation.kernels.random import (
     BATCHES,
-    DEAL,
+    SHUFFLE,
     draw_poisson,
     draw_subset,
     restore,
@@ -23,17 +23,17 @@ from fedbudget.simulation.kernels.simd import (
 
 LOGISTIC, HINGE, HUBER, SOFTMAX = 0, 1, 2, 3
 FULL, FIXED, POISSON, CYCLIC = 0, 1, 2, 3
-LANE_BLOCK = 64  # rows that the lanes take at a time: their scores stay in L1
+LANE_BLOCK = 64  # rows per block in lanes: their scores stay in the L1 cache
 
 
 class Work(NamedTuple):
-    """What devices do in a round, as plain numbers and arrays, for one run.
+    """The work of all devices in a round of one run, as numbers and arrays.
 
-    L is the number of lanes: 1 here. M is the number of devices.
+    L is the number of lanes, 1 in this class. M is the number of devices.
     """
 
     loss: int
-    threshold: Any  # float32: where Huber's loss turns linear
+    threshold: Any  # float32: where Huber's loss becomes linear
     sampling: int
     tau: int
     dim: int  # columns of a row
@@ -44,24 +44,24 @@ class Work(NamedTuple):
     batch_size: Any  # int64, shape (M, L)
     noise_std: Any  # float32, shape (M, L)
     weights: Any  # float64, shape (M, L)
-    takes_part: Any  # bool, shape (M,): some weight is not zero
-    smallest: Any  # int64, shape (M,): the smallest batch of any lane
+    takes_part: Any  # bool, shape (M,): whether any weight is not zero
+    smallest: Any  # int64, shape (M,): the smallest batch of all lanes
     largest: Any  # int64, shape (M,): the largest
-    noisy: Any  # bool, shape (M,): some noise is not zero
-    controlled: bool  # drift control: see `algorithm.next_shift`
+    noisy: Any  # bool, shape (M,): whether any noise is not zero
+    drift_corrected: bool  # see `algorithm.next_shift`
 
 
 class LaneWork(Work):
-    """The same for L lanes side by side: L plans, or the outputs of several plans.
+    """`Work` for L lanes side by side: L plans, or the outputs of several plans.
 
-    A type of its own: kernels are compiled for one lane and for many.
+    A separate type: kernels are compiled for one lane and for many.
     """
 
 
 class Scratch(NamedTuple):
-    """One thread's working memory: no allocation inside loops.
+    """One thread's working memory, so that loops do not allocate.
 
-    Buffers over parameters hold L lanes per parameter, and are padded to whole runs.
+    Buffers over parameters hold L lanes per parameter and are padded to whole runs.
     """
 
     theta: Any  # float32, over parameters
@@ -70,7 +70,7 @@ class Scratch(NamedTuple):
     shift: Any  # float32, over parameters: added to theta in every step
     order: Any  # uint32, over rows of the largest device: 0, 1, 2, .. between steps
     picks: Any  # uint32, over rows
-    dealt: Any  # uint32, over rows: in which order cyclic batches take them
+    shuffled: Any  # uint32, over rows: the order of cyclic batches
     labels: Any  # float32, over rows of the batch
     scores: Any  # float32, over rows of the batch: scores, then slopes
     table: Any  # float32, over one-hot codes: filled from theta before each step
@@ -82,10 +82,10 @@ def new_memory(
     dim: int, longest: int, lanes: int, table_size: int, num_workers: int
 ) -> Scratch:
     """Return the memory of all threads: `Scratch` with a first axis over workers."""
-    # Dense rows are padded to whole runs; one-hot rows have a spare column past dim.
+    # Dense rows are padded to whole runs; one-hot rows have one spare column.
     params = (dim + 2 * RUN) // RUN * RUN * lanes
     entries = (table_size + RUN - 1) // RUN * RUN + RUN
-    places = np.arange(longest + RUN, dtype=np.uint32)
+    indices = np.arange(longest + RUN, dtype=np.uint32)
 
     def zeros(count: int) -> Any:
         return aligned_zeros((num_workers, -(-count // RUN) * RUN))
@@ -95,9 +95,9 @@ def new_memory(
         gradient=zeros(params),
         noise=zeros(params),
         shift=zeros(params),
-        order=np.tile(places, (num_workers, 1)),
-        picks=np.tile(places, (num_workers, 1)),
-        dealt=np.tile(places, (num_workers, 1)),
+        order=np.tile(indices, (num_workers, 1)),
+        picks=np.tile(indices, (num_workers, 1)),
+        shuffled=np.tile(indices, (num_workers, 1)),
         labels=zeros(longest + RUN),
         scores=zeros(max(longest, LANE_BLOCK * lanes) + RUN),
         table=zeros(entries),
@@ -116,7 +116,7 @@ def scratch_of(memory: Any, worker: Any) -> Any:
         memory.shift[worker],
         memory.order[worker],
         memory.picks[worker],
-        memory.dealt[worker],
+        memory.shuffled[worker],
         memory.labels[worker],
         memory.scores[worker],
         memory.table[worker],
@@ -128,9 +128,9 @@ def scratch_of(memory: Any, worker: Any) -> Any:
 @compiled_inline
 def clear(buffer: Any) -> None:
     """Set a buffer of whole runs to zero."""
-    nothing = splat(np.float32(0.0))
+    zero = splat(np.float32(0.0))
     for i in range(0, len(buffer), RUN):
-        store(buffer, i, nothing)
+        store(buffer, i, zero)
 
 
 @compiled_inline
@@ -142,24 +142,24 @@ def add_shift(theta: Any, shift: Any) -> None:
 
 @compiled_inline
 def gather(source: Any, first: Any, rows: Any, size: Any, out: Any) -> None:
-    """Copy source[first + rows] to out, so that the next loop reads without jumps."""
+    """Copy source[first + rows] to out, so that the next loop reads contiguously."""
     for i in range(size):
         out[i] = source[np.uint64(first) + rows[i]]
 
 
 @compiled_inline
-def deal_rows(rows: Any, device: Any, seed: Any, work: Any, scratch: Any) -> None:
-    """Deal a device's rows for its cyclic batches: the same in every round of a run.
+def shuffle_rows(rows: Any, device: Any, seed: Any, work: Any, scratch: Any) -> None:
+    """Shuffle a device's rows for its cyclic batches, equally in all rounds of a run.
 
-    It is done again in every round: to keep it, all rows of all runs would need memory.
+    It is repeated in every round: storing the order would need memory for all rows.
     """
     if work.sampling == CYCLIC:
         num_samples = rows.offsets[device + 1] - rows.offsets[device]
         for i in range(num_samples):
-            scratch.dealt[i] = np.uint32(i)
-        state, gamma = stream(seed, device, 0, DEAL)
+            scratch.shuffled[i] = np.uint32(i)
+        state, gamma = stream(seed, device, 0, SHUFFLE)
         draw_subset(
-            scratch.dealt, scratch.picks, num_samples, num_samples, state, gamma
+            scratch.shuffled, scratch.picks, num_samples, num_samples, state, gamma
         )
 
 
@@ -167,7 +167,7 @@ def deal_rows(rows: Any, device: Any, seed: Any, work: Any, scratch: Any) -> Non
 def draw_batch(
     rows: Any, device: Any, step: Any, seed: Any, work: Any, scratch: Any
 ) -> Any:
-    """Write the rows of a step into scratch.order; return how many, and the divisor."""
+    """Write a step's rows into scratch.order; return their number and the divisor."""
     num_samples = rows.offsets[device + 1] - rows.offsets[device]
     size = work.largest[device]
     if work.sampling == FULL or (work.sampling == FIXED and size >= num_samples):
@@ -175,7 +175,7 @@ def draw_batch(
     if work.sampling == CYCLIC:
         first = step % (num_samples // size) * size
         for i in range(size):
-            scratch.order[i] = scratch.dealt[first + i]
+            scratch.order[i] = scratch.shuffled[first + i]
         return size, size
     state, gamma = stream(seed, device, step, BATCHES)
     if work.sampling == POISSON:
@@ -186,7 +186,7 @@ def draw_batch(
 
 @compiled_inline
 def undo_batch(rows: Any, device: Any, drawn: Any, work: Any, scratch: Any) -> None:
-    """Put scratch.order back to 0, 1, 2, .. after a step."""
+    """Reset scratch.order to 0, 1, 2, .. after a step."""
     num_samples = rows.offsets[device + 1] - rows.offsets[device]
     if work.sampling == FIXED and drawn < num_samples:
         restore(scratch.order, scratch.picks, drawn, num_samples)

@@ -1,14 +1,13 @@
 """The local steps of one device for many plans side by side, or for several outputs.
 
-Theta has L lanes per parameter, L a multiple of 16, so that one load brings the same
-parameter of 16 plans. All lanes see the same batch and the same normals, scaled by
+Theta has L lanes per parameter, L a multiple of 16, so that one load gives the same
+parameter of 16 plans. All lanes use the same batch and the same normals, scaled by
 their own step size and noise: common random numbers. A lane with a smaller batch takes
-the first rows of the common one, which are a uniform subset too.
+the first rows of the common one, which are a uniform subset, too.
 
-`fast_exp` is exp in single precision, as a straight line of arithmetic. A call into the
-C library would keep a loop from vectorising. Here are only adds, multiplies, selects
-and moves of bits, so that a loop over an array runs 16 numbers at a time.
-`simd.exponential` is the same where there is no loop.
+`fast_exp` is exp in single precision without branches. A call into the C library would
+prevent vectorisation; adds, multiplies, selects and bit operations allow a loop to
+process 16 numbers at a time. `simd.exponential` is the same for a single run.
 """
 
 from typing import Any
@@ -24,9 +23,9 @@ from fedbudget.simulation.kernels.arrays import (
     SOFTMAX,
     add_shift,
     clear,
-    deal_rows,
     draw_batch,
     gather,
+    shuffle_rows,
     undo_batch,
 )
 from fedbudget.simulation.kernels.layouts import RUN, DenseRows, OneHotRows, SparseRows
@@ -36,10 +35,10 @@ from fedbudget.simulation.kernels.simd import (
     add,
     compiled,
     compiled_inline,
-    keep_apart,
     load,
     multiply,
     multiply_add,
+    never_inline,
     splat,
     store,
 )
@@ -53,7 +52,7 @@ _LN2_LOW = f32(-2.12194440e-4)
 
 @compiled_inline
 def fast_exp(x: Any) -> Any:
-    """Return e^x, relative error below 3e-7; flat beyond -87 and 88."""
+    """Return e^x, relative error below 3e-7; constant outside of -87 .. 88."""
     x = min(max(x, f32(-87.0)), f32(88.0))
     n = np.floor(x * _LOG2_E + f32(0.5))
     r = x - n * _LN2_HIGH - n * _LN2_LOW  # |r| <= log(2) / 2
@@ -95,7 +94,7 @@ def one_hot_scores(
         for lane in range(0, lanes, RUN):
             score = splat(f32(0.0))
             for k in range(row * rows.width, (row + 1) * rows.width):
-                c0, c1, c2, c3 = code_places(rows.words[np.uint64(k)], lanes, lane)
+                c0, c1, c2, c3 = code_starts(rows.words[np.uint64(k)], lanes, lane)
                 left = add(load(theta, c0), load(theta, c1))
                 right = add(load(theta, c2), load(theta, c3))
                 score = add(score, add(left, right))
@@ -114,7 +113,7 @@ def one_hot_slopes(
         for lane in range(0, lanes, RUN):
             slope = multiply(value, load(scores, b * lanes + lane))
             for k in range(row * rows.width, (row + 1) * rows.width):
-                c0, c1, c2, c3 = code_places(rows.words[np.uint64(k)], lanes, lane)
+                c0, c1, c2, c3 = code_starts(rows.words[np.uint64(k)], lanes, lane)
                 store(gradient, c0, add(load(gradient, c0), slope))
                 store(gradient, c1, add(load(gradient, c1), slope))
                 store(gradient, c2, add(load(gradient, c2), slope))
@@ -122,7 +121,7 @@ def one_hot_slopes(
 
 
 @compiled_inline
-def code_places(word: Any, lanes: Any, lane: Any) -> Any:
+def code_starts(word: Any, lanes: Any, lane: Any) -> Any:
     """Return where the lanes of a word's four codes start."""
     return (
         np.int64(code(word, 0)) * lanes + lane,
@@ -161,15 +160,15 @@ def sparse_slopes(
         for lane in range(0, lanes, RUN):
             slope = load(scores, b * lanes + lane)
             for k in range(starts[row], starts[row + 1]):
-                place = np.int64(columns[k]) * lanes + lane
-                moved = multiply_add(splat(values[k]), slope, load(gradient, place))
-                store(gradient, place, moved)
+                position = np.int64(columns[k]) * lanes + lane
+                moved = multiply_add(splat(values[k]), slope, load(gradient, position))
+                store(gradient, position, moved)
 
 
 @compiled_inline
-def row_place(rows: Any, device: Any, order: Any, place: Any, last: Any) -> Any:
-    """Return where the row at `place` of the batch starts; past the end, the last."""
-    row = rows.offsets[device] + np.int64(order[min(place, last)])
+def row_start(rows: Any, device: Any, order: Any, b: Any, last: Any) -> Any:
+    """Return where row b of the batch starts; past the end, the last row."""
+    row = rows.offsets[device] + np.int64(order[min(b, last)])
     return row * rows.width
 
 
@@ -182,10 +181,10 @@ def dense_scores(
     last = start + count - 1
     dim = rows.width
     for b in range(0, count, 4):
-        p0 = row_place(rows, device, order, start + b, last)
-        p1 = row_place(rows, device, order, start + b + 1, last)
-        p2 = row_place(rows, device, order, start + b + 2, last)
-        p3 = row_place(rows, device, order, start + b + 3, last)
+        p0 = row_start(rows, device, order, start + b, last)
+        p1 = row_start(rows, device, order, start + b + 1, last)
+        p2 = row_start(rows, device, order, start + b + 2, last)
+        p3 = row_start(rows, device, order, start + b + 3, last)
         for lane in range(0, lanes, RUN):
             s0 = s1 = s2 = s3 = splat(f32(0.0))
             for i in range(dim):
@@ -194,11 +193,11 @@ def dense_scores(
                 s1 = multiply_add(splat(x[p1 + i]), t, s1)
                 s2 = multiply_add(splat(x[p2 + i]), t, s2)
                 s3 = multiply_add(splat(x[p3 + i]), t, s3)
-            at = b * lanes + lane
-            store(scores, at, s0)
-            store(scores, at + lanes, s1)
-            store(scores, at + 2 * lanes, s2)
-            store(scores, at + 3 * lanes, s3)
+            first = b * lanes + lane
+            store(scores, first, s0)
+            store(scores, first + lanes, s1)
+            store(scores, first + 2 * lanes, s2)
+            store(scores, first + 3 * lanes, s3)
 
 
 @compiled_inline
@@ -210,16 +209,16 @@ def dense_slopes(
     order, last = scratch.order, start + count - 1
     dim = rows.width
     for i in range(count * lanes, (count + 3) // 4 * 4 * lanes):
-        scores[i] = f32(0.0)  # rows that fill up the last four count nothing
+        scores[i] = f32(0.0)  # padding of the last four rows has weight 0
     for b in range(0, count, 4):
-        p0 = row_place(rows, device, order, start + b, last)
-        p1 = row_place(rows, device, order, start + b + 1, last)
-        p2 = row_place(rows, device, order, start + b + 2, last)
-        p3 = row_place(rows, device, order, start + b + 3, last)
+        p0 = row_start(rows, device, order, start + b, last)
+        p1 = row_start(rows, device, order, start + b + 1, last)
+        p2 = row_start(rows, device, order, start + b + 2, last)
+        p3 = row_start(rows, device, order, start + b + 3, last)
         for lane in range(0, lanes, RUN):
-            at = b * lanes + lane
-            a0, a1 = load(scores, at), load(scores, at + lanes)
-            a2, a3 = load(scores, at + 2 * lanes), load(scores, at + 3 * lanes)
+            first = b * lanes + lane
+            a0, a1 = load(scores, first), load(scores, first + lanes)
+            a2, a3 = load(scores, first + 2 * lanes), load(scores, first + 3 * lanes)
             for i in range(dim):
                 left = load(gradient, i * lanes + lane)
                 left = multiply_add(splat(x[p0 + i]), a0, left)
@@ -245,12 +244,12 @@ _SLOPES = {
 def _add_scores(
     rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
 ) -> Any:
-    chosen = _SCORES[rows.instance_class]
+    kernel = _SCORES[rows.instance_class]
 
     def call(
         rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
     ) -> None:
-        chosen(rows, device, start, count, lanes, scratch)
+        kernel(rows, device, start, count, lanes, scratch)
 
     return call
 
@@ -259,12 +258,12 @@ def _add_scores(
 def _add_slopes(
     rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
 ) -> Any:
-    chosen = _SLOPES[rows.instance_class]
+    kernel = _SLOPES[rows.instance_class]
 
     def call(
         rows: Any, device: Any, start: Any, count: Any, lanes: Any, scratch: Any
     ) -> None:
-        chosen(rows, device, start, count, lanes, scratch)
+        kernel(rows, device, start, count, lanes, scratch)
 
     return call
 
@@ -312,24 +311,24 @@ def huber_line(line: Any, y: Any, threshold: Any) -> None:
 def softmax_slopes(
     num_outputs: Any, lanes: Any, scores: Any, labels: Any, start: Any, count: Any
 ) -> None:
-    """Replace scores by softmax probabilities, less 1 for the row's own class."""
+    """Replace scores by softmax probabilities, minus 1 for the row's own class."""
     for b in range(count):
         for first in range(b * lanes, (b + 1) * lanes - num_outputs + 1, num_outputs):
             top = scores[first]
             for i in range(first + 1, first + num_outputs):
                 top = max(top, scores[i])
-            whole = f32(0.0)
+            total = f32(0.0)
             for i in range(first, first + num_outputs):
                 scores[i] = fast_exp(scores[i] - top)
-                whole += scores[i]
+                total += scores[i]
             for i in range(first, first + num_outputs):
-                scores[i] /= whole
+                scores[i] /= total
             scores[first + np.int64(labels[start + b])] -= f32(1.0)
 
 
 @compiled_inline
 def mask_slopes(work: Any, device: Any, scores: Any, start: Any, count: Any) -> None:
-    """Drop the rows past the batch of lanes whose batch is smaller than the largest."""
+    """Set slopes to zero past the end of the batch in lanes with a smaller batch."""
     lanes = len(work.learning_rate)
     smallest = work.smallest[device]
     for b in range(max(0, smallest - start), count):
@@ -340,7 +339,7 @@ def mask_slopes(work: Any, device: Any, scores: Any, start: Any, count: Any) -> 
 
 @compiled_inline
 def step_factors(device: Any, num_samples: Any, work: Any, factors: Any) -> None:
-    """Write what each lane multiplies theta, gradient and noise with: 3 times L."""
+    """Write the lanes' factors of theta, gradient and noise: 3 times L values."""
     lanes = len(work.learning_rate)
     for i in range(lanes):
         eta = work.learning_rate[i]
@@ -358,10 +357,10 @@ def update(noisy: Any, work: Any, scratch: Any) -> None:
     for lane in range(0, lanes, RUN):
         keep, scale = load(factors, lane), load(factors, lanes + lane)
         for i in range(dim):
-            place = i * lanes + lane
-            moved = multiply(keep, load(theta, place))
-            moved = multiply_add(scale, load(gradient, place), moved)
-            store(theta, place, moved)
+            position = i * lanes + lane
+            moved = multiply(keep, load(theta, position))
+            moved = multiply_add(scale, load(gradient, position), moved)
+            store(theta, position, moved)
     if noisy and work.num_outputs == 1:
         share_noise(dim, lanes, scratch)
     elif noisy:
@@ -370,19 +369,19 @@ def update(noisy: Any, work: Any, scratch: Any) -> None:
 
 @compiled_inline
 def share_noise(dim: Any, lanes: Any, scratch: Any) -> None:
-    """Add the same normals to all lanes, in proportion to their spread."""
+    """Add the same normals to all lanes, times each lane's noise factor."""
     theta, noise = scratch.theta, scratch.noise
     for lane in range(0, lanes, RUN):
         spread = load(scratch.factors, 2 * lanes + lane)
         for i in range(dim):
-            place = i * lanes + lane
-            moved = multiply_add(spread, splat(noise[i]), load(theta, place))
-            store(theta, place, moved)
+            position = i * lanes + lane
+            moved = multiply_add(spread, splat(noise[i]), load(theta, position))
+            store(theta, position, moved)
 
 
 @compiled_inline
 def share_output_noise(dim: Any, lanes: Any, num_outputs: Any, scratch: Any) -> None:
-    """The same where a plan has several outputs, each with normals of its own."""
+    """Add noise where a plan has several outputs, each with its own normals."""
     theta, noise, factors = scratch.theta, scratch.noise, scratch.factors
     for output in range(num_outputs):
         for lane in range(output, lanes, num_outputs):
@@ -396,12 +395,12 @@ def lane_steps(
     rows: Any, device: Any, noisy: Any, key: Any, work: Any, scratch: Any
 ) -> None:
     """Take tau steps from scratch.theta in place, the first `noisy` with noise."""
-    keep_apart()
+    never_inline()
     seed, first_step = key
     lanes = len(work.learning_rate)
     num_samples = rows.offsets[device + 1] - rows.offsets[device]
     step_factors(device, num_samples, work, scratch.factors)
-    deal_rows(rows, device, seed, work, scratch)
+    shuffle_rows(rows, device, seed, work, scratch)
     uneven = work.smallest[device] < work.largest[device]
     for step in range(first_step, first_step + work.tau):
         drawn, _ = draw_batch(rows, device, step, seed, work, scratch)
@@ -415,10 +414,10 @@ def lane_steps(
                 mask_slopes(work, device, scratch.scores, start, count)
             add_slopes(rows, device, start, count, lanes, scratch)
         undo_batch(rows, device, drawn, work, scratch)
-        noise_now = work.noisy[device] and step < first_step + noisy
-        if noise_now:
+        add_noise = work.noisy[device] and step < first_step + noisy
+        if add_noise:
             state, gamma = stream(seed, device, step, NOISE)
             fill_normals(scratch.noise, work.dim * work.num_outputs, state, gamma)
-        update(noise_now, work, scratch)
-        if work.controlled:
+        update(add_noise, work, scratch)
+        if work.drift_corrected:
             add_shift(scratch.theta, scratch.shift)

@@ -1,15 +1,16 @@
-"""The rows of all devices, laid out for the kernels.
+"""The memory layouts of all devices' rows for the kernels.
 
-Rows stand device after device; `offsets[m] : offsets[m + 1]` are those of device m.
-Three layouts, chosen by `pack_rows` from what the rows are:
+Rows are sorted by device; `offsets[m] : offsets[m + 1]` are those of device m.
+`pack_rows` selects one of three layouts:
 
     DenseRows    an array
-    OneHotRows   the same number of non-zeros in every row, all of one value
+    OneHotRows   the same number of non-zeros in every row, all with the same value
     SparseRows   any other compressed sparse rows
 
-One-hot rows are stored as *codes* of one byte or two, four to a word: no value, no
-column index of 4 bytes. A code is a column, or stands for a pair of columns: then the
-kernel fills a table of all pairs' sums before each step and looks up half as often.
+One-hot rows are stored as *codes* of one or two bytes, four to a word, without values
+and without column indices of 4 bytes. A code is a column or a pair of columns. For
+pairs, the kernel fills a table of all pairs' sums before each step, which halves the
+number of look-ups.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ Words: TypeAlias = NDArray[np.uint32] | NDArray[np.uint64]
 RUN = 16  # rows and tables are laid out in runs of this many floats
 MAX_CODES = 1 << 16
 MAX_PAIR_TABLE = 1024  # a larger table of pairs costs more than it saves
-MERGED_BATCH = 64
+MERGED_BATCH = 64  # from this batch size on, merged columns are faster
 
 
 class DenseRows(NamedTuple):
@@ -41,7 +42,7 @@ class DenseRows(NamedTuple):
 
 
 class OneHotRows(NamedTuple):
-    """Rows with a fixed number of non-zeros of one value, as codes."""
+    """Rows with a fixed number of equal non-zeros, as codes."""
 
     offsets: Counts  # shape (M + 1,)
     y: Single  # shape (N,)
@@ -66,7 +67,7 @@ Layout: TypeAlias = DenseRows | OneHotRows | SparseRows
 
 
 class Pair(NamedTuple):
-    """Two groups of columns of which every row has one each, merged into one code.
+    """Two groups of columns, merged into one code; every row has one column of each.
 
     The code of (i, j) is offset + i * width + j, for column first + i and second + j.
     """
@@ -79,13 +80,13 @@ class Pair(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Columns of the second group, rounded up so that a run of them vectorises."""
+        """Columns of the second group, rounded up to whole runs."""
         return -(-self.num_second // RUN) * RUN
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRows:
-    """The rows of all devices in one of the three layouts, ready for one loss."""
+    """The rows of all devices in one of the three layouts, for one loss."""
 
     loss: Loss
     dim: int
@@ -108,8 +109,8 @@ class PackedRows:
         return self.loss.num_params(self.dim)
 
     def layout_for(self, batch_size: float) -> Layout:
-        """Return the layout that is fastest for one run with batches of this size."""
-        # Merged columns halve the work per row, at a price per step: it pays from here.
+        """Return the fastest layout for one run with batches of this size."""
+        # Merged columns halve the work per row, at a fixed price per step.
         if self.merged is not None and batch_size >= MERGED_BATCH:
             return self.merged
         return self.rows
@@ -122,7 +123,7 @@ def pack_rows(x: Rows, y: Labels, offsets: Counts, *, loss: Loss) -> PackedRows:
         x: The rows, shape (N, dim).
         y: The labels, shape (N,): classes 0 .. C-1, or real targets.
         offsets: Where each device's rows start, and N; shape (M + 1,).
-        loss: The loss they will be trained on.
+        loss: The training loss.
 
     Raises:
         DataError: Rows or labels are not finite, or a label is not a class.
@@ -160,9 +161,9 @@ def pack_one_hot(
     loss: Loss,
     value: float | None = None,
 ) -> PackedRows:
-    """Lay out one-hot rows by the columns of their non-zeros, shape (N, k).
+    """Lay out one-hot rows from the columns of their non-zeros, shape (N, k).
 
-    Without a `value` rows are scaled to norm 1.
+    Without a `value`, rows are scaled to norm 1.
     """
     offsets, labels = _checked_offsets(offsets, len(y)), _labels(y, loss)
     if not (columns.min() >= 0 and columns.max() < dim < MAX_CODES):
@@ -194,13 +195,13 @@ def _checked_offsets(offsets: Counts, num_rows: int) -> Counts:
 
 
 def _labels(y: Labels, loss: Loss) -> Single:
-    """Return the labels as the kernels want them: signs, classes or targets."""
+    """Return the labels as the kernels expect them: signs, classes or targets."""
     labels = np.asarray(y)
     if loss.name == "huber":
         _check_finite(labels)
         return labels.astype(np.float32)
     num_classes = max(2, loss.num_outputs)
-    # Millions of rows: no copy to check them, unless they come as floats.
+    # Millions of rows: they are checked without a copy, unless they are floats.
     whole = labels.dtype.kind in "bui" or bool((labels == np.floor(labels)).all())
     if not (whole and labels.min() >= 0 and labels.max() < num_classes):
         raise DataError(
@@ -213,7 +214,7 @@ def _labels(y: Labels, loss: Loss) -> Single:
 
 
 def aligned_zeros(shape: tuple[int, int]) -> Single:
-    """Return zeros that start on a cache line, so that no run lies on two."""
+    """Return zeros aligned to cache lines, so that no run crosses two of them."""
     count = shape[0] * shape[1]
     buffer = np.zeros(count + RUN, dtype=np.float32)
     start = -(buffer.ctypes.data // buffer.itemsize) % RUN
@@ -240,24 +241,24 @@ def _fixed_columns(x: Rows) -> NDArray[np.integer] | None:
 def _words(codes: NDArray[np.integer], *, spare: int) -> tuple[Words, int]:
     """Return codes, shape (N, k), four to a word, and the words per row.
 
-    Codes below 256 take a byte each, others two. Free places take the spare code, the
-    largest. Bytes that come as they are wanted are taken as they are: no copy.
+    Codes below 256 take one byte each, others two. Unused positions hold the spare
+    code, the largest. Codes that already have this layout are not copied.
     """
     code, word = ("u1", "u4") if spare < 256 else ("u2", "u8")
     width = -(-codes.shape[1] // 4)
     if codes.shape[1] == 4 * width:
-        whole = np.ascontiguousarray(codes, dtype=code)
+        padded = np.ascontiguousarray(codes, dtype=code)
     else:
-        whole = np.full((len(codes), 4 * width), spare, dtype=code)
-        whole[:, : codes.shape[1]] = codes
-    # The first code is in the lowest bits, whatever the machine's order of bytes.
-    words = whole.reshape(-1).view(np.dtype(word).newbyteorder("<"))
+        padded = np.full((len(codes), 4 * width), spare, dtype=code)
+        padded[:, : codes.shape[1]] = codes
+    # The first code is in the lowest bits, whatever the machine's byte order.
+    words = padded.reshape(-1).view(np.dtype(word).newbyteorder("<"))
     native: Words = words.astype(word, copy=False)
     return native, width
 
 
 def _merged(rows: OneHotRows, columns: NDArray[np.integer]) -> OneHotRows | None:
-    """Return the rows with their columns merged in pairs, if a table can hold them."""
+    """Return the rows with columns merged in pairs, if the table is small enough."""
     pairs = _pairs(columns)
     if not pairs:
         return None
@@ -268,10 +269,10 @@ def _merged(rows: OneHotRows, columns: NDArray[np.integer]) -> OneHotRows | None
 
 
 def _pairs(columns: NDArray[np.integer]) -> list[Pair]:
-    """Pair up the groups of columns, the largest with the smallest; none if too large.
+    """Pair the groups of columns, the largest with the smallest; none if too large.
 
-    A group is the range of columns that the j-th non-zero of a row takes; the groups
-    of one-hot encoded categories do not overlap.
+    A group is the range of columns of the j-th non-zero of all rows; groups of one-hot
+    encoded categories do not overlap.
     """
     low, high = columns.min(axis=0), columns.max(axis=0)
     k = len(low)
@@ -292,9 +293,9 @@ def _pair_codes(columns: NDArray[np.integer], pairs: list[Pair]) -> NDArray[np.i
     """Return the code of every row's pairs, shape (N, num_pairs)."""
     low = columns.min(axis=0).tolist()
     codes = np.empty((len(columns), len(pairs)), dtype=np.uint16)
-    for place, pair in enumerate(pairs):
-        # Columns may come in bytes, which codes would overflow.
+    for column, pair in enumerate(pairs):
+        # Columns may be bytes, which codes would overflow.
         i = columns[:, low.index(pair.first)].astype(np.uint16) - pair.first
         j = columns[:, low.index(pair.second)].astype(np.uint16) - pair.second
-        codes[:, place] = pair.offset + i * pair.width + j
+        codes[:, column] = pair.offset + i * pair.width + j
     return codes

@@ -1,4 +1,4 @@
-"""One-hot rows as codes: look up a table of theta, add up slopes by code."""
+"""Scores and gradients of one-hot rows, which are stored as codes."""
 
 from typing import Any
 
@@ -21,26 +21,26 @@ f32 = np.float32
 u64 = np.uint64
 
 
-def code(word: Any, place: Any) -> Any:
-    """Return one of the four codes in a word of one-hot rows."""
+def code(word: Any, index: Any) -> Any:
+    """Return one of the four codes in a word."""
     raise NotImplementedError
 
 
 @overload(code, jit_options={"forceinline": True})
-def _code(word: Any, place: Any) -> Any:
-    """Choose a code's bits by the kind of the word, when the caller is compiled."""
+def _code(word: Any, index: Any) -> Any:
+    """Set the width of a code by the type of the word, at compile time."""
     bits = word.bitwidth // 4
     mask = np.uint64((1 << bits) - 1)
 
-    def select(word: Any, place: Any) -> Any:
-        return (np.uint64(word) >> np.uint64(bits * place)) & mask
+    def select(word: Any, index: Any) -> Any:
+        return (np.uint64(word) >> np.uint64(bits * index)) & mask
 
     return select
 
 
 @compiled_inline
 def entries(word: Any, table: Any) -> Any:
-    """Return the sum of the entries of a word's four codes."""
+    """Return the sum of the table's entries for the four codes of a word."""
     left = table[code(word, 0)] + table[code(word, 1)]
     right = table[code(word, 2)] + table[code(word, 3)]
     return left + right
@@ -50,16 +50,16 @@ def entries(word: Any, table: Any) -> Any:
 def look_up(
     words: Any, width: Any, order: Any, size: Any, table: Any, scores: Any
 ) -> None:
-    """Write the rows' scores by their first word."""
+    """Write the scores of the rows' first words."""
     for b in range(size):
         scores[b] = entries(words[order[b] * width], table)
 
 
 @compiled_inline
-def look_up_more(
+def add_look_up(
     words: Any, width: Any, order: Any, size: Any, table: Any, scores: Any
 ) -> None:
-    """Add what further words bring."""
+    """Add the scores of the rows' further words."""
     for b in range(size):
         scores[b] += entries(words[order[b] * width], table)
 
@@ -70,8 +70,8 @@ def add_by_code(
 ) -> None:
     """Add each row's slope to the sums of its four codes.
 
-    Two copies of the sums by turns: rows in a row often share a code, and the second
-    would wait for the first to be stored.
+    Rows alternate between two copies of the sums: consecutive rows often share a code,
+    and the second would wait for the store of the first.
     """
     half = u64(len(sums) // 2)
     for b in range(size):
@@ -88,7 +88,7 @@ def add_by_code(
 def fill_table(rows: Any, theta: Any, table: Any) -> None:
     """Fill the table of one-hot codes from theta, scaled by the rows' value.
 
-    Entries past the end of a group hold a neighbour's sum, and no code points there.
+    Entries past the end of a group hold sums of other columns; no code refers to them.
     """
     value = splat(rows.value)
     if len(rows.pairs) == 0:
@@ -97,17 +97,17 @@ def fill_table(rows: Any, theta: Any, table: Any) -> None:
         table[rows.table_size - 1] = f32(0.0)
         return
     for p in range(len(rows.pairs)):
-        first, num_first, second, num_second, place = rows.pairs[p]
+        first, num_first, second, num_second, position = rows.pairs[p]
         for i in range(first, first + num_first):
             base = splat(theta[i])
             for j in range(second, second + num_second, RUN):
-                store(table, place, multiply(value, add(base, load(theta, j))))
-                place += RUN
+                store(table, position, multiply(value, add(base, load(theta, j))))
+                position += RUN
 
 
 @compiled_inline
 def sum_table(rows: Any, sums: Any, gradient: Any) -> None:
-    """Turn sums by code into the gradient: the reverse of `fill_table`."""
+    """Turn sums by code into the gradient: the transpose of `fill_table`."""
     value = splat(rows.value)
     half = len(sums) // 2
     if len(rows.pairs) == 0:
@@ -117,13 +117,13 @@ def sum_table(rows: Any, sums: Any, gradient: Any) -> None:
         return
     clear(gradient)
     for p in range(len(rows.pairs)):
-        first, num_first, second, num_second, place = rows.pairs[p]
+        first, num_first, second, num_second, position = rows.pairs[p]
         for i in range(first, first + num_first):
-            line = splat(f32(0.0))
+            row_sum = splat(f32(0.0))
             for j in range(second, second + num_second, RUN):
-                both = add(load(sums, place), load(sums, half + place))
+                both = add(load(sums, position), load(sums, half + position))
                 both = multiply(value, both)
-                line = add(line, both)
+                row_sum = add(row_sum, both)
                 store(gradient, j, add(load(gradient, j), both))
-                place += RUN
-            gradient[i] += total(line)
+                position += RUN
+            gradient[i] += total(row_sum)

@@ -1,13 +1,13 @@
 """Random words, normals and batches inside kernels.
 
-Every random number is a function of (seed, device, step, purpose) and its place in
-that stream, and of nothing else: not of the number of threads, nor of tau, nor of which
-device ran before. So runs are reproducible however they are scheduled, a run can be
+Every random number is a function of (seed, device, step, purpose) and its index in that
+stream only. It depends neither on the number of threads, nor on tau, nor on the order
+of the devices. So runs are reproducible however they are scheduled, a run can be
 resumed at any step, and plans that share a seed share their random numbers.
 
 The generator is SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
 Generators, 2014): word i of a stream is mix(state + i gamma), which vectorises because
-no word waits for the one before. It is for simulation only; a real device draws its
+no word depends on the previous one. It is for simulation only; a real device draws its
 noise from the operating system.
 """
 
@@ -24,10 +24,10 @@ from fedbudget.simulation.kernels.simd import (
 
 u64 = np.uint64
 
-BATCHES = 0  # the purposes that keep streams apart
+BATCHES = 0  # purposes, each with streams of its own
 NOISE = 1
 MEAN_NOISE = 2
-DEAL = 3
+SHUFFLE = 3  # of a device's rows, for cyclic batches
 
 _GOLDEN = u64(0x9E3779B97F4A7C15)
 _LOW_32 = u64(0xFFFFFFFF)
@@ -43,12 +43,12 @@ def mix(z: Any) -> Any:
 
 @compiled
 def stream(seed: Any, device: Any, step: Any, purpose: Any) -> Any:
-    """Return (state, gamma), the start and the stride of a stream of its own."""
+    """Return (state, gamma), the start and the stride of an independent stream."""
     key = mix(u64(seed) + _GOLDEN)
     key = mix(key ^ (u64(device) * _GOLDEN + u64(1)))
     key = mix(key ^ (u64(step) * _GOLDEN + u64(purpose)))
     gamma = mix(key + _GOLDEN) | u64(1)
-    # A stride with long runs of equal bits mixes badly: the paper's section 5 flips it.
+    # A stride with long runs of equal bits mixes badly: flipped as in their section 5.
     if count_ones(gamma ^ (gamma >> u64(1))) < u64(24):
         gamma ^= u64(0xAAAAAAAAAAAAAAAA)
     return key, gamma
@@ -56,7 +56,7 @@ def stream(seed: Any, device: Any, step: Any, purpose: Any) -> Any:
 
 @compiled_inline
 def count_ones(x: Any) -> Any:
-    """Return how many bits of a word are set, by adding neighbours in parallel."""
+    """Count the set bits of a word, by adding neighbouring bits in parallel."""
     x = x - ((x >> u64(1)) & u64(0x5555555555555555))
     x = (x & u64(0x3333333333333333)) + ((x >> u64(2)) & u64(0x3333333333333333))
     x = (x + (x >> u64(4))) & u64(0x0F0F0F0F0F0F0F0F)
@@ -65,9 +65,9 @@ def count_ones(x: Any) -> Any:
 
 @compiled
 def fill_normals(out: Any, count: Any, state: Any, gamma: Any) -> None:
-    """Write `count` standard normals, and more up to a multiple of 32.
+    """Write `count` standard normals, rounded up to a multiple of 32.
 
-    One word of the stream makes two normals: see `simd.two_normals`.
+    One word of the stream gives two normals: see `simd.two_normals`.
     """
     for i in range(0, count, 2 * RUN):
         store_normals(out, i, state, gamma)
@@ -76,19 +76,20 @@ def fill_normals(out: Any, count: Any, state: Any, gamma: Any) -> None:
 
 @compiled_inline
 def draw_picks(picks: Any, size: Any, num_samples: Any, state: Any, gamma: Any) -> None:
-    """Write for each place i < size a uniform number from i .. num_samples - 1.
+    """Write for each i < size a uniform number from i .. num_samples - 1.
 
-    Multiply and shift instead of a division: a number's chance is off by less than
-    num_samples / 2^32 of itself. `picks` needs room for one more if size is odd.
+    Multiply and shift instead of a division: the relative error of a number's
+    probability is below num_samples / 2^32. `picks` needs one spare entry if size is
+    odd.
     """
     half = (size + 1) // 2
     for i in range(half):
         word = mix(u64(state) + u64(i) * u64(gamma))
-        left = u64(num_samples - i)
-        picks[i] = np.uint32(u64(i) + (((word >> u64(32)) * left) >> u64(32)))
+        remaining = u64(num_samples - i)
+        picks[i] = np.uint32(u64(i) + (((word >> u64(32)) * remaining) >> u64(32)))
         j = half + i
-        left = u64(max(num_samples - j, 0))
-        picks[j] = np.uint32(u64(j) + (((word & _LOW_32) * left) >> u64(32)))
+        remaining = u64(max(num_samples - j, 0))
+        picks[j] = np.uint32(u64(j) + (((word & _LOW_32) * remaining) >> u64(32)))
 
 
 @compiled_inline
@@ -97,20 +98,20 @@ def draw_subset(
 ) -> None:
     """Write a uniform subset of `size` rows into order[:size] (Fisher-Yates, partial).
 
-    `order` holds 0 .. num_samples - 1 in order before, and needs `restore` after: so a
-    batch depends on its stream alone.
+    `order` must be 0 .. num_samples - 1 before, and needs `restore` after: so a batch
+    depends on its stream only.
     """
     draw_picks(picks, size, num_samples, state, gamma)
     for i in range(size):
         j = picks[i]
-        here = order[i]
+        swapped = order[i]
         order[i] = order[j]
-        order[j] = here
+        order[j] = swapped
 
 
 @compiled_inline
 def restore(order: Any, picks: Any, size: Any, num_samples: Any) -> None:
-    """Put `order` back to 0 .. num_samples - 1 after `draw_subset`."""
+    """Reset `order` to 0 .. num_samples - 1 after `draw_subset`."""
     if num_samples <= 8 * size:
         for i in range(num_samples):  # vectorises: cheaper than following the picks
             order[i] = np.uint32(i)
@@ -122,9 +123,9 @@ def restore(order: Any, picks: Any, size: Any, num_samples: Any) -> None:
 
 @compiled_inline
 def draw_poisson(rows: Any, num_samples: Any, size: Any, state: Any, gamma: Any) -> Any:
-    """Write the rows drawn with probability size / num_samples each; return how many.
+    """Draw each row with probability size / num_samples; return the number drawn.
 
-    `rows` needs room for all of them and one more.
+    `rows` needs num_samples entries and a spare one.
     """
     threshold = u64(size / num_samples * 2.0**32)
     count = np.int64(0)

@@ -1,4 +1,4 @@
-"""Rounds over devices and over runs, compiled and spread over the threads.
+"""Rounds over devices and over runs, compiled and distributed over threads.
 
 Models with L lanes are flat arrays: parameter i of lane l is at i * L + l.
 """
@@ -20,8 +20,8 @@ from fedbudget.simulation.kernels.simd import (
 from fedbudget.simulation.kernels.steps import single_steps
 
 f32 = np.float32
-# Devices are summed in this many blocks whatever the number of threads, so that the
-# rounding of the mean, too, does not depend on it.
+# Devices are summed in this many blocks, so that the rounding of the mean does not
+# depend on the number of threads.
 BLOCKS = 256
 
 
@@ -36,13 +36,13 @@ def device_steps(
 def _device_steps(
     rows: Any, device: Any, noisy: Any, key: Any, work: Any, scratch: Any
 ) -> Any:
-    """Choose one lane or many when the caller is compiled."""
-    chosen = single_steps if work.instance_class is Work else lane_steps
+    """Select the kernel for one lane or many, at compile time."""
+    kernel = single_steps if work.instance_class is Work else lane_steps
 
     def call(
         rows: Any, device: Any, noisy: Any, key: Any, work: Any, scratch: Any
     ) -> None:
-        chosen(rows, device, noisy, key, work, scratch)
+        kernel(rows, device, noisy, key, work, scratch)
 
     return call
 
@@ -56,32 +56,32 @@ def add_devices(
     work: Any,
     scratch: Any,
     total: Any,  # float64
-    shifts: Any,  # float32, one line per device; none without drift control
+    shifts: Any,  # float32, shape (M, dim * L); empty without drift correction
 ) -> None:
-    """Write the weighted sum of some devices' models, without the last noise.
+    """Write the weighted sum of a range of devices' models, without the last noise.
 
-    With drift control a device's own last noise is in its next shift, too: here it
-    cannot be drawn once for all of them.
+    With drift correction a device's own last noise is also in its next shift: then it
+    cannot be drawn once for all devices.
     """
     theta = scratch.theta
-    noisy = work.tau if work.controlled else work.tau - 1
+    noisy = work.tau if work.drift_corrected else work.tau - 1
     for i in range(len(total)):
         total[i] = 0.0
     for m in range(devices[0], devices[1]):
         if work.takes_part[m]:
             load_theta(start, theta)
-            if work.controlled:
+            if work.drift_corrected:
                 load_theta(shifts[m], scratch.shift)
             device_steps(rows, m, noisy, key, work, scratch)
             add_model(m, theta, work, total)
-            if work.controlled:
+            if work.drift_corrected:
                 for i in range(len(start)):
                     shifts[m, i] -= theta[i] / f32(work.tau)
 
 
 @compiled
 def finish_shifts(mean: Any, work: Any, shifts: Any) -> None:
-    """Add the devices' mean, of which `add_devices` has taken off their own models."""
+    """Add the mean to the shifts; `add_devices` subtracted the devices' own models."""
     for m in range(len(shifts)):
         if work.takes_part[m]:
             for i in range(len(mean)):
@@ -90,22 +90,23 @@ def finish_shifts(mean: Any, work: Any, shifts: Any) -> None:
 
 @compiled_inline
 def add_model(device: Any, theta: Any, work: Any, total: Any) -> None:
-    """Add a device's model to the sum, by its weight in every lane."""
+    """Add a device's model to the sum, weighted in every lane."""
     lanes = len(work.learning_rate)
-    if lanes == 1:  # the common case as a plain loop, which vectorises
+    if lanes == 1:  # the common case: a simple loop, which vectorises
         weight = work.weights[device, 0]
         for i in range(len(total)):
             total[i] += weight * np.float64(theta[i])
         return
     for i in range(work.dim):
         for lane in range(lanes):
-            place = i * lanes + lane
-            total[place] += work.weights[device, lane] * np.float64(theta[place])
+            position = i * lanes + lane
+            weight = work.weights[device, lane]
+            total[position] += weight * np.float64(theta[position])
 
 
 @compiled_inline
 def load_theta(start: Any, theta: Any) -> None:
-    """Copy a model in single precision to the front of a buffer, the rest zero."""
+    """Copy a model in single precision into a buffer, padded with zeros."""
     for i in range(len(start)):
         theta[i] = f32(start[i])
     for i in range(len(start), len(theta)):
@@ -163,7 +164,7 @@ def finish_round(
     for block in range(len(partial)):
         for i in range(len(mean)):
             mean[i] += partial[block, i]
-    if work.controlled:
+    if work.drift_corrected:
         finish_shifts(mean, work, shifts)
     else:
         add_mean_noise(mean, key, work, memory.noise[0])
@@ -171,7 +172,7 @@ def finish_round(
 
 @compiled
 def add_momentum(model: Any, now: Any, before: Any, momentum: Any) -> None:
-    """Add heavy-ball momentum to a new model: the server's last move, once more."""
+    """Add heavy-ball momentum to a new model: a multiple of the server's last step."""
     lanes = len(momentum)
     for i in range(len(model)):
         model[i] += momentum[i % lanes] * (now[i] - before[i])
@@ -200,7 +201,7 @@ def rounds_over_devices(
 
 
 @compiled
-def rounds_alone(
+def rounds_single_threaded(
     rows: Any,
     models: Any,
     key: Any,
@@ -209,7 +210,7 @@ def rounds_alone(
     partial: Any,
     shifts: Any,
 ) -> None:
-    """Do the same on the calling thread, to the same last bit."""
+    """Do the same on the calling thread; the result is identical to the last bit."""
     for r in range(len(models) - 1):
         round_key = (key[0], key[1] + r * work.tau)
         sum_blocks(rows, models[r], (0, 1), round_key, work, memory, partial, shifts)
@@ -219,10 +220,10 @@ def rounds_alone(
 
 
 @compiled
-def some_replies(
+def worker_replies(
     rows: Any, start: Any, share: Any, key: Any, work: Any, memory: Any, replies: Any
 ) -> None:
-    """Write the own model of a worker's share of the devices, with all its noise."""
+    """Write each device's own model with all its noise, for one worker's devices."""
     scratch = scratch_of(memory, share[0])
     for m in range(share[0], len(replies), share[1]):
         if work.takes_part[m]:
@@ -232,13 +233,13 @@ def some_replies(
                 replies[m, i] = scratch.theta[i]
 
 
-def one_of(works: Any, group: Any) -> Any:
+def work_of_group(works: Any, group: Any) -> Any:
     """Return the work of one group of a sweep."""
     raise NotImplementedError
 
 
-@overload(one_of)
-def _one_of(works: Any, group: Any) -> Any:
+@overload(work_of_group)
+def _work_of_group(works: Any, group: Any) -> Any:
     kind = works.instance_class
 
     def select(works: Any, group: Any) -> Any:
@@ -259,14 +260,14 @@ def _one_of(works: Any, group: Any) -> Any:
             works.smallest[group],
             works.largest[group],
             works.noisy[group],
-            works.controlled,
+            works.drift_corrected,
         )
 
     return select
 
 
 @compiled
-def some_runs(
+def worker_runs(
     rows: Any,
     models: Any,  # float64, shape (groups, 3, dim * L): the start, three times
     share: Any,
@@ -274,13 +275,13 @@ def some_runs(
     works: Any,  # arrays with a first axis over groups
     memory: Any,
     finals: Any,  # float64, shape (groups, dim * L)
-    shifts: Any,  # float32, shape (workers, M, dim * L); none without drift control
+    shifts: Any,  # float32, shape (workers, M, dim * L); empty without correction
 ) -> None:
-    """Run a worker's share of the groups, one after the other."""
+    """Run one worker's share of the groups, one after the other."""
     seeds, num_rounds = keys
     scratch = scratch_of(memory, share[0])
     for group in range(share[0], len(seeds), share[1]):
-        work = one_of(works, group)
+        work = work_of_group(works, group)
         lanes = len(work.learning_rate)
         own_shifts = shifts[share[0]]
         own_shifts[:] = f32(0.0)
@@ -290,9 +291,9 @@ def some_runs(
         for r in range(longest):
             key = (seeds[group], r * work.tau)
             start, mean = models[group, r % 3], models[group, (r + 1) % 3]
-            everyone = (0, len(work.weights))
-            add_devices(rows, start, everyone, key, work, scratch, mean, own_shifts)
-            if work.controlled:
+            all_devices = (0, len(work.weights))
+            add_devices(rows, start, all_devices, key, work, scratch, mean, own_shifts)
+            if work.drift_corrected:
                 finish_shifts(mean, work, own_shifts)
             else:
                 add_mean_noise(mean, key, work, scratch.noise)

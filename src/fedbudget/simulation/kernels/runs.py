@@ -4,10 +4,10 @@
     device_replies  one round, every device's own model
     sweep_runs      many plans and seeds, in parallel over runs
 
-The steps are those of `algorithm`, and the tests compare them. Random numbers depend on
-(seed, device, step) alone: neither the number of threads nor the order of work changes
-a result. Numba compiles on first use, once per layout of the rows, and keeps the result
-on disk.
+The steps are those of `algorithm`; the tests compare them. Random numbers depend on
+(seed, device, step) only: neither the number of threads nor the order of work changes
+a result. Numba compiles on first use, once per layout of the rows, and caches the
+machine code on disk.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,36 +43,37 @@ _PER_RUN = (
     "largest",
     "noisy",
 )
-# Threads wait for each other in every round: a shorter one is faster on one of them.
+# Threads synchronise in every round: shorter rounds are faster on a single thread.
 _WORTH_THREADS = 0.1e-3  # seconds of a round on one core
-_FEW_PLANS = 3  # up to so many plans run faster one by one than side by side,
-_FEW_FULL, _FEW_DENSE = 6, 12  # or so many where batches are full, or rows dense too
+# Up to this many plans run faster one by one than side by side: in general, with full
+# batches, and with full batches of dense rows.
+_FEW_PLANS, _FEW_FULL, _FEW_DENSE = 3, 6, 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundPlan:
-    """What a round asks of every device; numbers may be one for all or one each."""
+    """One round of every device; values may be common or per device."""
 
     tau: int
     learning_rate: float
     batch_size: ArrayLike  # X_m; not read for full batches
     noise_std: ArrayLike  # sigma_m
-    weights: ArrayLike  # p_m; a device with weight zero does not take part
+    weights: ArrayLike  # p_m; a device with weight 0 does not take part
     sampling: Sampling = "fixed"
     momentum: float = 0.0  # of the server's update, between rounds
-    drift_control: bool = False  # see `algorithm.next_shift`
+    drift_correction: bool = False  # see `algorithm.next_shift`
 
 
 def _check_plan(plan: RoundPlan, packed: PackedRows) -> None:
-    """Refuse what the kernels, which check nothing, could not survive."""
+    """Refuse invalid plans: the kernels themselves check nothing."""
     one_of("sampling", plan.sampling, SAMPLINGS)
     number("momentum", plan.momentum, least=0, below=1)
     number("learning_rate", plan.learning_rate)
     whole("tau", plan.tau)
     sizes = per_device("batch_size", plan.batch_size, packed.num_devices)
-    wrong = (sizes < 1) | (sizes > packed.num_samples)
-    if plan.sampling != "full" and wrong.any():
-        m = int(np.flatnonzero(wrong)[0])
+    invalid = (sizes < 1) | (sizes > packed.num_samples)
+    if plan.sampling != "full" and invalid.any():
+        m = int(np.flatnonzero(invalid)[0])
         raise InvalidInputError(
             f"batch_size of device {m} must be 1 .. {packed.num_samples[m]}, its "
             f"number of rows, got {sizes[m]:g}"
@@ -94,9 +95,9 @@ def run_rounds(
 ) -> NDArray[np.float64]:
     """Return the averaged model after each round, shape (rounds, num_params).
 
-    A run that is continued with `first_step` set to the steps already taken, and with
-    the `shifts` that the devices had then, gives the same models as one that was not
-    interrupted. `shifts` (from `no_shifts`) are changed in place.
+    To continue a run, set `first_step` to the number of steps already taken and pass
+    the devices' `shifts`: the models are those of an uninterrupted run. `shifts` (from
+    `no_shifts`) are changed in place.
     """
     work = _work([plan], packed)
     if shifts is None:
@@ -109,7 +110,7 @@ def run_rounds(
     partial = np.empty((blocks, len(start)))
     key = np.uint64(seed), first_step
     if _num_threads() == 1 or _round_time(packed, plan) < _WORTH_THREADS:
-        run = _compiled().rounds_alone
+        run = _compiled().rounds_single_threaded
     else:
         run = _compiled().rounds_over_devices
     run(layout, models, key, work, memory, partial, shifts)
@@ -117,10 +118,10 @@ def run_rounds(
 
 
 def no_shifts(packed: PackedRows, plan: RoundPlan) -> NDArray[np.float32]:
-    """Return the devices' shifts before the first round: one line each, all zero."""
+    """Return the devices' shifts before the first round: one row each, all zero."""
     lanes = len(_work([plan], packed).learning_rate)
-    lines = packed.num_devices if plan.drift_control else 0
-    return np.zeros((lines, packed.dim * lanes), dtype=np.float32)
+    num_rows = packed.num_devices if plan.drift_correction else 0
+    return np.zeros((num_rows, packed.dim * lanes), dtype=np.float32)
 
 
 def device_replies(
@@ -133,8 +134,8 @@ def device_replies(
 ) -> NDArray[np.float32]:
     """Return every device's own model after one round, shape (M, num_params).
 
-    Here each device adds its own noise to its last step, as a real one does. Lines of
-    devices with weight zero are NaN.
+    Each device adds its own noise to its last step, as a real one does. Rows of devices
+    with weight 0 are NaN.
     """
     work = _work([plan], packed)
     layout, memory = _layout(packed, work), _memory(packed, work)
@@ -142,7 +143,7 @@ def device_replies(
     replies = np.full((packed.num_devices, len(start)), np.nan, dtype=np.float32)
     key = np.uint64(seed), first_step
     _in_threads(
-        lambda share: _compiled().some_replies(
+        lambda share: _compiled().worker_replies(
             layout, start, share, key, work, memory, replies
         )
     )
@@ -168,13 +169,13 @@ def sweep_runs(
     )
     per_group = max(1, RUN // packed.loss.num_outputs)
     for _, members in groupby(order, key=lambda p: _group_key(plans[p], packed)):
-        chosen = list(members)
-        few = _few_plans(packed, plans[chosen[0]])
-        # Full groups side by side; what is left over too, unless it is only a few.
-        over = len(chosen) % per_group
-        cut = len(chosen) - (over if over <= few else 0)
-        for part, size in ((chosen[:cut], per_group), (chosen[cut:], 1)):
-            # The last group may be short: it is filled up with its own last plan.
+        similar = list(members)
+        few = _few_plans(packed, plans[similar[0]])
+        # Full groups run side by side; so does the remainder, unless it is small.
+        remainder = len(similar) % per_group
+        cut = len(similar) - (remainder if remainder <= few else 0)
+        for part, size in ((similar[:cut], per_group), (similar[cut:], 1)):
+            # The last group may be short: it is padded with its last plan.
             groups = [
                 (part[i : i + size] + [part[-1]] * size)[:size]
                 for i in range(0, len(part), size)
@@ -189,10 +190,10 @@ def sweep_runs(
 
 
 def _few_plans(packed: PackedRows, plan: RoundPlan) -> int:
-    """Return up to how many plans run faster one by one than side by side.
+    """Return the number of plans up to which one by one is faster than side by side.
 
-    Plans side by side share the drawing of batches and the look-up of rows; of full
-    batches there is nothing to draw, and dense rows are not looked up either.
+    Plans side by side share the drawing of batches and the look-up of rows. Full
+    batches need no drawing, and dense rows no look-up.
     """
     if plan.sampling != "full":
         return _FEW_PLANS
@@ -221,10 +222,10 @@ def _run_groups(
     stacked = _stacked(works, len(seeds))
     models = np.tile(start, (len(keys[0]), 3, 1))
     finals = np.tile(start, (len(keys[0]), 1))
-    lines = packed.num_devices if work.controlled else 0
-    shifts = np.empty((_num_threads(), lines, len(start)), dtype=np.float32)
+    num_rows = packed.num_devices if work.drift_corrected else 0
+    shifts = np.empty((_num_threads(), num_rows, len(start)), dtype=np.float32)
     _in_threads(
-        lambda share: _compiled().some_runs(
+        lambda share: _compiled().worker_runs(
             layout, models, share, keys, stacked, memory, finals, shifts
         )
     )
@@ -233,14 +234,14 @@ def _run_groups(
 
 
 def _compiled() -> "ModuleType":
-    """Import Numba and what it compiles only now: a real device needs neither."""
+    """Import Numba and the kernels lazily: a real device needs neither."""
     from fedbudget.simulation.kernels import rounds
 
     return rounds
 
 
 def _round_time(packed: PackedRows, plan: RoundPlan) -> float:
-    """Estimate the seconds of one round on one core; good to a factor of two."""
+    """Estimate the seconds of one round on one core, within a factor of two."""
     rows = packed.rows
     if isinstance(rows, DenseRows):
         per_row = 0.08e-9 * rows.width
@@ -264,17 +265,17 @@ def _in_threads(task: Callable[[tuple[int, int]], None]) -> None:
     """Run task((i, count)) in each of Numba's number of threads."""
     count = _num_threads()
     with ThreadPoolExecutor(count) as pool:
-        for done in [pool.submit(task, (i, count)) for i in range(count)]:
-            done.result()
+        for future in [pool.submit(task, (i, count)) for i in range(count)]:
+            future.result()
 
 
 def _group_key(plan: RoundPlan, packed: PackedRows) -> tuple[int, bool, str, bytes]:
-    """Plans with one key may run side by side."""
-    # These batches of different sizes are different sets, not one inside the other.
+    """Return a key; plans with the same key may run side by side."""
+    # Here a smaller batch is not a subset of a larger one: sizes must be equal.
     sizes = b""
     if plan.sampling in ("poisson", "cyclic"):
         sizes = per_device("batch_size", plan.batch_size, packed.num_devices).tobytes()
-    return plan.tau, plan.drift_control, plan.sampling, sizes
+    return plan.tau, plan.drift_correction, plan.sampling, sizes
 
 
 def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
@@ -317,12 +318,12 @@ def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
         smallest=sizes.min(axis=1).astype(np.int64),
         largest=sizes.max(axis=1).astype(np.int64),
         noisy=noise_std.any(axis=1),
-        controlled=plans[0].drift_control,
+        drift_corrected=plans[0].drift_correction,
     )
 
 
 def _rounded_up(noise_std: Floats) -> Floats:
-    """Return noise in single precision, never less than was accounted for."""
+    """Return noise in single precision, rounded up: never less than accounted for."""
     single = np.ascontiguousarray(noise_std, dtype=np.float32)
     return np.where(
         single < noise_std, np.nextafter(single, np.float32(np.inf)), single
@@ -337,9 +338,9 @@ def _spread(values: Sequence[Any], outputs: int, lanes: int) -> Floats:
 
 
 def _layout(packed: PackedRows, work: Any) -> Any:
-    """Return the rows as this work reads them fastest."""
+    """Return the fastest layout of the rows for this work."""
     if len(work.learning_rate) > 1:
-        return packed.rows  # lanes share each look-up already
+        return packed.rows  # lanes already share each look-up
     return packed.layout_for(float(np.mean(work.batch_size)))
 
 

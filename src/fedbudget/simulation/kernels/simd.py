@@ -1,15 +1,14 @@
 """Runs of 16 floats as one value inside compiled functions.
 
-Two NumPy arrays might overlap, so before it vectorises a loop the compiler must compare
-their addresses, and then handle what is left over. For a hundred numbers that costs
-more than the work. A run says outright that 16 numbers are one value; LLVM maps it to
-whatever registers the processor has. Nothing checks bounds: arrays that are read in
-runs are padded to whole runs.
+Two NumPy arrays may overlap: a vectorised loop must first compare their addresses, and
+needs a second loop for the remainder. For a hundred numbers that costs more than the
+work itself. A run states that 16 numbers are one value; LLVM maps it to the registers
+of the processor. Bounds are not checked: arrays that are read in runs are padded to
+whole runs.
 
-`Lanes` stands for 16 numbers in code that is being generated: adding two of them emits
-one addition. So a formula is ordinary Python, is as wide as it says whatever the
-compiler thinks of the loop around it, and needs no call into the C library. The tests
-hold each function to a few units in the last place.
+`Lanes` represents 16 numbers in generated code: adding two of them emits one addition.
+So a formula is ordinary Python, always has this width, and needs no call into the C
+library. The tests bound the error of each function by a few units in the last place.
 """
 
 import os
@@ -25,10 +24,10 @@ from numba.extending import intrinsic, models, register_model
 from fedbudget.errors import needed
 from fedbudget.simulation.kernels.layouts import RUN
 
-# Threads that wait for each other at the end of a round spin for a moment, then sleep.
-# Sleeping at once costs a third of the speed on an idle machine. Spinning on takes, on
-# a busy one, the very core that a late thread waits for: rounds took up to 100 times
-# as long. Read when the thread pool starts; the user's own setting stands.
+# At the end of a round, threads spin for a short time and then sleep. Sleeping at once
+# is a third slower on an idle machine. On a busy one, endless spinning occupies the
+# core that a late thread needs: rounds took up to 100 times as long. The variable is
+# read when the thread pool starts; a setting of the user has priority.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -37,11 +36,11 @@ with needed("the fast simulator", "numba"):
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Sums may be reordered and fused, so that they vectorise; but infinities and NaNs keep
-# their meaning, so that a diverging run is seen to diverge.
+# Sums may be reordered and fused, so that they vectorise. Infinities and NaNs keep
+# their meaning, so that a diverging run is detected.
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
-# No counting of references: nothing in the kernels allocates, the callers in Python
-# hold every array, and counting took a third of the time.
+# No reference counting: the kernels allocate nothing, their Python callers hold every
+# array, and counting took a third of the time.
 _LEAN = {"_nrt": False}
 _ONLY_PRANGE = {
     "prange": True,
@@ -58,15 +57,15 @@ _ONLY_PRANGE = {
 def compiled(function: F) -> F:
     """Compile for the calling thread; the machine code is cached on disk."""
     options: dict[str, Any] = {"fastmath": _FASTMATH, "error_model": "numpy", **_LEAN}
-    options["nogil"] = True  # Python threads may run it side by side
+    options["nogil"] = True  # Python threads may run it in parallel
     return cast(F, njit(cache=True, **options)(function))
 
 
 def compiled_inline(function: F) -> F:
-    """Compile as a part of every caller.
+    """Compile into every caller.
 
-    The tuples that hold a run's arrays are passed as hundreds of numbers: for what is
-    called in every step, that costs more than the work on a small batch.
+    The tuples of a run's arrays are passed as hundreds of numbers: for a function that
+    is called in every step, that costs more than the work on a small batch.
     """
     options: dict[str, Any] = {"fastmath": _FASTMATH, "error_model": "numpy", **_LEAN}
     options["forceinline"] = True
@@ -74,9 +73,9 @@ def compiled_inline(function: F) -> F:
 
 
 def compiled_parallel(function: F) -> F:
-    """Compile with `prange` loops spread over the threads.
+    """Compile with `prange` loops distributed over threads.
 
-    Nothing but `prange` is made parallel: looking for more takes the compiler seconds.
+    Only `prange` is made parallel: the search for other loops takes seconds.
     """
     options: dict[str, Any] = {
         "fastmath": _FASTMATH,
@@ -107,13 +106,13 @@ class Lanes:
 
     @classmethod
     def of_words(cls, builder: Any, word: Any) -> "Lanes":
-        """Return 16 times the same word."""
+        """Return 16 copies of a word."""
         zero, none = ir.Constant(ir.IntType(32), 0), ir.Constant(_WORDS, ir.Undefined)
         one = builder.insert_element(none, word, zero)
         return cls(builder, builder.shuffle_vector(one, one, ir.Constant(_INTS, None)))
 
     @classmethod
-    def places(cls, builder: Any) -> "Lanes":
+    def indices(cls, builder: Any) -> "Lanes":
         """Return the words 0 .. 15."""
         return cls(builder, ir.Constant(_WORDS, list(range(RUN))))
 
@@ -136,28 +135,28 @@ class Lanes:
         return self._emit("shl", bits)
 
     def __rshift__(self, bits: int) -> "Lanes":
-        """Shift zeros in."""
+        """Shift right, filling with zeros."""
         return self._emit("lshr", bits)
 
-    def halved(self, bits: int) -> "Lanes":
-        """Shift the sign in: divide by 2^bits, rounding down."""
+    def arithmetic_shift(self, bits: int) -> "Lanes":
+        """Shift right, filling with the sign: divide by 2^bits, rounding down."""
         return self._emit("ashr", bits)
 
     def below(self, other: Number) -> "Lanes":
-        """Return which numbers are below, for `choose`."""
+        """Return which numbers are below the other, for `select`."""
         compare = self.builder.fcmp_ordered if self._is_float else None
         compare = compare or self.builder.icmp_signed
         return Lanes(self.builder, compare("<", self.value, self._operand(other)))
 
-    def choose(self, yes: "Lanes", no: Number) -> "Lanes":
+    def select(self, yes: "Lanes", no: Number) -> "Lanes":
         """Return `yes` where this comparison holds, else `no`."""
-        chosen = self.builder.select(self.value, yes.value, yes._operand(no))
-        return Lanes(self.builder, chosen)
+        selected = self.builder.select(self.value, yes.value, yes._operand(no))
+        return Lanes(self.builder, selected)
 
-    def within(self, least: Number, most: Number) -> "Lanes":
-        """Return the numbers moved to the nearer end where they are outside."""
-        high = self.below(most).choose(self, most)
-        return Lanes(self.builder, high._operand(least)).below(high).choose(high, least)
+    def clipped(self, low: Number, high: Number) -> "Lanes":
+        """Return the numbers, clipped to low .. high."""
+        below = self.below(high).select(self, high)
+        return Lanes(self.builder, below._operand(low)).below(below).select(below, low)
 
     def lower_half(self) -> "Lanes":
         """Return the lower 32 bits of words, as integers."""
@@ -168,19 +167,19 @@ class Lanes:
         return Lanes(self.builder, self.builder.bitcast(self.value, _INTS))
 
     def as_float(self) -> "Lanes":
-        """Return the floats that these bits are."""
+        """Return the floats with these bits."""
         return Lanes(self.builder, self.builder.bitcast(self.value, _FLOATS))
 
     def to_float(self) -> "Lanes":
-        """Return integers as floats of the same value."""
+        """Return integers converted to floats."""
         return Lanes(self.builder, self.builder.sitofp(self.value, _FLOATS))
 
     def to_int(self) -> "Lanes":
-        """Return floats without their fraction, as integers."""
+        """Return floats truncated to integers."""
         return Lanes(self.builder, self.builder.fptosi(self.value, _INTS))
 
     def call(self, name: str) -> "Lanes":
-        """Return what LLVM's intrinsic function of that name makes of floats."""
+        """Return the result of an LLVM intrinsic function of floats."""
         kind = ir.FunctionType(_FLOATS, [_FLOATS])
         function = _declared(self.builder.module, kind, f"llvm.{name}.v{RUN}f32")
         return Lanes(self.builder, self.builder.call(function, [self.value]))
@@ -224,8 +223,8 @@ def polynomial(x: Lanes, *coefficients: float) -> Lanes:
 
 
 def exponential(x: Lanes) -> Lanes:
-    """Return e^x, relative error below 3e-7; flat beyond -87 and 87."""
-    x = x.within(-87.0, 87.0)
+    """Return e^x, relative error below 3e-7; constant outside of -87 .. 87."""
+    x = x.clipped(-87.0, 87.0)
     n = (x * 1.4426950408889634 + 0.5).call("floor")
     r = x - n * _LN2_HIGH - n * _LN2_LOW  # |r| <= log(2) / 2
     p = polynomial(r, 1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5)  # Taylor's
@@ -237,10 +236,10 @@ def logarithm(x: Lanes) -> Lanes:
     """Return log x for a positive normal x, error below 3e-7 (relative or absolute)."""
     # Split x = m 2^e with m in [sqrt(1/2), sqrt(2)), by its bits.
     bits = x.as_bits() - _HALF_SQRT_BITS
-    e = bits.halved(23).to_float()
+    e = bits.arithmetic_shift(23).to_float()
     z = ((bits & 0x7FFFFF) + _HALF_SQRT_BITS).as_float() - 1.0
-    # log(1 + z) = z - z^2/2 + z^3 p(z): the coefficients are those of Moshier's Cephes,
-    # logf. No division, which would take longer than all the rest.
+    # log(1 + z) = z - z^2/2 + z^3 p(z), with the coefficients of Moshier's Cephes
+    # (logf). No division: it would take longer than all the rest.
     p = polynomial(
         z,
         *(7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1),
@@ -267,8 +266,8 @@ def cosine(t: Lanes) -> Lanes:
 def reciprocal(x: Lanes) -> Lanes:
     """Return 1 / x for x in 1e-37 .. 1e37, relative error below 3e-7.
 
-    A guess by the bits is off by 12 %; each of Newton's steps squares that. Three of
-    them take a fifth of the time of a division.
+    A guess from the bits has an error of 12 %; each of Newton's steps squares it. Three
+    steps take a fifth of the time of a division.
     """
     guess = ((x.as_bits() * -1) + 0x7EF311C7).as_float()
     for _ in range(3):
@@ -289,16 +288,16 @@ def two_normals(word: Lanes) -> tuple[Lanes, Lanes]:
     The upper half is the radius, with 31 bits, so that tails reach 6.6 standard
     deviations; the lower half is the angle.
     """
-    # Small numbers stay exact as floats, and they are what makes the tail.
+    # Small numbers are exact as floats, and they make the tail.
     upper = (word >> 33).lower_half().to_float() + 0.5
     radius = (logarithm(upper * 2.0**-31) * -2.0).call("sqrt")
-    # The two lowest bits choose a quarter turn, the rest a place inside it.
+    # The two lowest bits select a quadrant, the others an angle inside of it.
     lower = word.lower_half()
-    place = lower.to_float() * 2.0**-31
-    along, across = radius * cosine(place), radius * sine(place)
-    along = (along.as_bits() ^ ((lower & 2) << 30)).as_float()  # its sign
-    straight = (lower & 1).below(1)
-    return straight.choose(along, across), straight.choose(across, along)
+    angle = lower.to_float() * 2.0**-31
+    cos_part, sin_part = radius * cosine(angle), radius * sine(angle)
+    cos_part = (cos_part.as_bits() ^ ((lower & 2) << 30)).as_float()  # its sign
+    even = (lower & 1).below(1)
+    return even.select(cos_part, sin_part), even.select(sin_part, cos_part)
 
 
 def logistic_slope(y: Lanes, score: Lanes) -> Lanes:
@@ -308,12 +307,12 @@ def logistic_slope(y: Lanes, score: Lanes) -> Lanes:
 
 def hinge_slope(y: Lanes, score: Lanes) -> Lanes:
     """Return d/ds max(0, 1 - y s)."""
-    return (y * score).below(1.0).choose(y * -1.0, 0.0)
+    return (y * score).below(1.0).select(y * -1.0, 0.0)
 
 
 def huber_slope(y: Lanes, score: Lanes, threshold: Lanes) -> Lanes:
-    """Return the slope of Huber's loss: the difference, within the threshold."""
-    return (score - y).within(threshold * -1.0, threshold)
+    """Return the slope of Huber's loss: the difference, clipped to the threshold."""
+    return (score - y).clipped(threshold * -1.0, threshold)
 
 
 class _RunType(types.Type):
@@ -333,15 +332,15 @@ class _RunModel(models.PrimitiveModel):
 
 
 def _vector_code(generator: Callable[..., Any]) -> Any:
-    """Make a function for compiled code out of one that generates its code."""
+    """Turn a code generator into a function for compiled code."""
     return intrinsic(generator)
 
 
 def _address(context: Any, builder: Any, array: Any, index: Any) -> Any:
-    """Return where a run starts; array and index come as (type, value)."""
+    """Return the address of a run; array and index are pairs (type, value)."""
     data = context.make_array(array[0])(context, builder, array[1]).data
-    at = context.cast(builder, index[1], index[0], types.intp)
-    return builder.bitcast(builder.gep(data, [at]), _FLOATS.as_pointer())
+    offset = context.cast(builder, index[1], index[0], types.intp)
+    return builder.bitcast(builder.gep(data, [offset]), _FLOATS.as_pointer())
 
 
 @_vector_code
@@ -369,7 +368,7 @@ def store(typing: Any, array: Any, i: Any, run: Any) -> Any:
 
 @_vector_code
 def splat(typing: Any, number: Any) -> Any:
-    """Return a run of 16 times the number."""
+    """Return a run of 16 copies of the number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         single = context.cast(builder, args[0], signature.args[0], types.float32)
@@ -428,17 +427,17 @@ def huber_slopes(typing: Any, y: Any, scores: Any, threshold: Any) -> Any:
 
 @_vector_code
 def store_normals(typing: Any, out: Any, i: Any, state: Any, gamma: Any) -> Any:
-    """out[i:i+32] = normals, of the words mix(state + k gamma), k = 0 .. 15."""
+    """out[i:i+32] = normals from the words mix(state + k gamma), k = 0 .. 15."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         out, i = list(zip(signature.args, args, strict=True))[:2]
         state, gamma = (Lanes.of_words(builder, word) for word in args[2:])
-        word = mixed(state + Lanes.places(builder) * gamma)
+        word = mixed(state + Lanes.indices(builder) * gamma)
         first, second = two_normals(word)
-        place = _address(context, builder, out, i)
+        address = _address(context, builder, out, i)
         for part in first.interleaved(second):
-            builder.store(part.value, place, align=4)
-            place = builder.gep(place, [ir.Constant(ir.IntType(64), 1)])
+            builder.store(part.value, address, align=4)
+            address = builder.gep(address, [ir.Constant(ir.IntType(64), 1)])
         return context.get_dummy_value()
 
     return types.void(out, i, types.uint64, types.uint64), generate
@@ -460,28 +459,28 @@ def total(typing: Any, run: Any) -> Any:
 
 @_vector_code
 def prefetch(typing: Any, array: Any, i: Any) -> Any:
-    """Ask for the cache line of array[i], to be read soon."""
+    """Prefetch the cache line of array[i]."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array, i = zip(signature.args, args, strict=True)
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         call = _declared(builder.module, kind, "llvm.prefetch.p0")
-        place = builder.bitcast(_address(context, builder, array, i), byte)
+        address = builder.bitcast(_address(context, builder, array, i), byte)
         read, keep, data = (
             ir.Constant(word, 0),
             ir.Constant(word, 3),
             ir.Constant(word, 1),
         )
-        builder.call(call, [place, read, keep, data])
+        builder.call(call, [address, read, keep, data])
         return context.get_dummy_value()
 
     return types.void(array, i), generate
 
 
 @_vector_code
-def keep_apart(typing: Any) -> Any:
-    """Keep the calling function out of its callers: it is optimised best alone."""
+def never_inline(typing: Any) -> Any:
+    """Never inline the calling function: it is optimised best on its own."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.function.attributes.add("noinline")

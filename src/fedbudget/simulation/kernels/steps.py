@@ -10,17 +10,17 @@ from fedbudget.simulation.kernels.arrays import (
     LOGISTIC,
     add_shift,
     clear,
-    deal_rows,
     draw_batch,
     gather,
+    shuffle_rows,
     undo_batch,
 )
 from fedbudget.simulation.kernels.layouts import RUN, DenseRows, OneHotRows, SparseRows
 from fedbudget.simulation.kernels.one_hot import (
     add_by_code,
+    add_look_up,
     fill_table,
     look_up,
-    look_up_more,
     sum_table,
 )
 from fedbudget.simulation.kernels.random import (
@@ -34,11 +34,11 @@ from fedbudget.simulation.kernels.simd import (
     compiled_inline,
     hinge_slopes,
     huber_slopes,
-    keep_apart,
     load,
     logistic_slopes,
     multiply,
     multiply_add,
+    never_inline,
     prefetch,
     splat,
     store,
@@ -47,17 +47,17 @@ from fedbudget.simulation.kernels.simd import (
 
 f32 = np.float32
 u64 = np.uint64
-AHEAD = 16  # rows between asking for a dense row and reading it
+AHEAD = 16  # rows between the prefetch of a dense row and its use
 
 
 @compiled_inline
 def slopes(
     loss: Any, threshold: Any, scores: Any, y: Any, start: Any, stop: Any
 ) -> None:
-    """Replace scores[start:stop] by d loss / d score, and what fills up the last run.
+    """Replace scores[start:stop] by d loss / d score, up to the end of the last run.
 
-    A loop over runs: for a short batch, the compiler's own loop takes three times as
-    long, most of it in its preparations and its remainder.
+    The loop is over runs: for a short batch, the compiler's own vectorised loop takes
+    three times as long, mostly for its prologue and its remainder.
     """
     if loss == LOGISTIC:
         for i in range(start, stop, RUN):
@@ -72,9 +72,9 @@ def slopes(
 
 
 def add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
-    """Write the sum of the gradients of a batch into scratch.gradient.
+    """Write the sum of the gradients of the batch scratch.order[:size].
 
-    The batch is scratch.order[:size].
+    The result is in scratch.gradient.
     """
     raise NotImplementedError
 
@@ -84,7 +84,7 @@ def dense_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -
     """Sum the gradients of dense rows, four rows at a time.
 
     Four rows share each load of theta, and each load and store of the gradient. Blocks
-    of rows small enough for the cache are read from memory once for both passes.
+    of rows fit into the cache: both passes read them from memory once.
     """
     x, labels, scores = rows.x, scratch.labels, scratch.scores
     width, first_row, order = rows.width, rows.offsets[device], scratch.order
@@ -94,20 +94,20 @@ def dense_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -
     for start in range(0, size, block):
         stop = min(start + block, size)
         for b in range(start, stop, 4):
-            here = four_rows(first_row, order, b, stop, width)
+            current = four_rows(first_row, order, b, stop, width)
             ahead = four_rows(first_row, order, b + AHEAD, size, width)
-            dense_scores(x, here, ahead, scratch.theta, width, scores, b)
+            dense_scores(x, current, ahead, scratch.theta, width, scores, b)
         slopes(work.loss, work.threshold, scores, labels, start, stop)
         for b in range(start, stop, 4):
-            here = four_rows(first_row, order, b, stop, width)
+            current = four_rows(first_row, order, b, stop, width)
             for i in range(stop, b + 4):
-                scores[i] = f32(0.0)  # rows that fill up the last four count nothing
-            dense_add(x, here, scores, b, scratch.gradient, width)
+                scores[i] = f32(0.0)  # padding of the last four rows has weight 0
+            dense_add(x, current, scores, b, scratch.gradient, width)
 
 
 @compiled_inline
 def four_rows(first_row: Any, order: Any, b: Any, stop: Any, width: Any) -> Any:
-    """Return where four rows of the batch start; past its end, the last one's place."""
+    """Return where four rows of the batch start; past its end, repeat the last row."""
     last = stop - 1
     return (
         (first_row + np.int64(order[min(b, last)])) * width,
@@ -119,13 +119,14 @@ def four_rows(first_row: Any, order: Any, b: Any, stop: Any, width: Any) -> Any:
 
 @compiled_inline
 def dense_scores(
-    x: Any, places: Any, ahead: Any, theta: Any, width: Any, scores: Any, b: Any
+    x: Any, starts: Any, ahead: Any, theta: Any, width: Any, scores: Any, b: Any
 ) -> None:
-    """Write scores[b : b + 4], of the rows that start at x[places].
+    """Write scores[b : b + 4] of the rows that start at x[starts].
 
-    Rows are drawn at random: the processor does not guess the next, but we know it.
+    Rows are drawn at random, which hardware prefetching cannot predict: rows further
+    `ahead` are prefetched explicitly.
     """
-    p0, p1, p2, p3 = places
+    p0, p1, p2, p3 = starts
     q0, q1, q2, q3 = ahead
     s0 = s1 = s2 = s3 = splat(f32(0.0))
     for i in range(0, width, RUN):
@@ -146,10 +147,10 @@ def dense_scores(
 
 @compiled_inline
 def dense_add(
-    x: Any, places: Any, scores: Any, b: Any, gradient: Any, width: Any
+    x: Any, starts: Any, scores: Any, b: Any, gradient: Any, width: Any
 ) -> None:
-    """Add scores[b : b + 4] times the rows that start at x[places] to the gradient."""
-    p0, p1, p2, p3 = places
+    """Add scores[b : b + 4] times the rows that start at x[starts] to the gradient."""
+    p0, p1, p2, p3 = starts
     a0, a1 = splat(scores[b]), splat(scores[b + 1])
     a2, a3 = splat(scores[b + 2]), splat(scores[b + 3])
     for i in range(0, width, RUN):
@@ -164,14 +165,14 @@ def dense_add(
 def one_hot_gradient(
     rows: Any, device: Any, size: Any, work: Any, scratch: Any
 ) -> None:
-    """Sum the gradients of one-hot rows: look up, add, and count by code."""
+    """Sum the gradients of one-hot rows: look up scores, add up slopes by code."""
     order, scores, sums = scratch.order, scratch.scores, scratch.sums
     words, width = rows.words[rows.offsets[device] * rows.width :], u64(rows.width)
     fill_table(rows, scratch.theta, scratch.table)
     gather(rows.y, rows.offsets[device], order, size, scratch.labels)
     look_up(words, width, order, size, scratch.table, scores)
     for w in range(1, rows.width):
-        look_up_more(words[w:], width, order, size, scratch.table, scores)
+        add_look_up(words[w:], width, order, size, scratch.table, scores)
     slopes(work.loss, work.threshold, scores, scratch.labels, 0, size)
     clear(sums)
     for w in range(rows.width):
@@ -203,15 +204,15 @@ def sparse_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) 
 
 @overload(add_gradient, jit_options={"forceinline": True})
 def _add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> Any:
-    """Choose by the layout of the rows, when the caller is compiled."""
-    chosen = {
+    """Select by the layout of the rows, at compile time."""
+    gradient_kernel = {
         DenseRows: dense_gradient,
         OneHotRows: one_hot_gradient,
         SparseRows: sparse_gradient,
     }[rows.instance_class]
 
     def call(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
-        chosen(rows, device, size, work, scratch)
+        gradient_kernel(rows, device, size, work, scratch)
 
     return call
 
@@ -220,7 +221,7 @@ def _add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) ->
 def draw_noise(device: Any, step: Any, last: Any, key: Any, work: Any, out: Any) -> Any:
     """Write the normals of a step before `last`; return their scale, 0 without noise.
 
-    The last step's noise may be left to `add_mean_noise`, drawn once for the mean.
+    `add_mean_noise` may draw the last step's noise instead, once for the mean.
     """
     if step < last and work.noisy[device]:
         state, gamma = stream(key[0], device, step, NOISE)
@@ -241,7 +242,7 @@ def move(noise_std: Any, divisor: Any, work: Any, scratch: Any) -> None:
             on_gradient, load(gradient, i), multiply(keep, load(theta, i))
         )
         store(theta, i, multiply_add(on_noise, load(noise, i), moved))
-    if work.controlled:
+    if work.drift_corrected:
         add_shift(theta, scratch.shift)
 
 
@@ -253,8 +254,8 @@ def single_steps(
 
     The noise is drawn while the processor waits for the batch.
     """
-    keep_apart()
-    deal_rows(rows, device, key[0], work, scratch)
+    never_inline()
+    shuffle_rows(rows, device, key[0], work, scratch)
     for step in range(key[1], key[1] + work.tau):
         size, divisor = draw_batch(rows, device, step, key[0], work, scratch)
         sigma = draw_noise(device, step, key[1] + noisy, key, work, scratch.noise)

@@ -1,4 +1,4 @@
-"""Without its rules the embedded broker does not start: an amqtt that is otherwise."""
+"""The embedded broker does not start with an amqtt that cannot enforce its rules."""
 
 import sys
 import tomllib
@@ -12,22 +12,27 @@ from fedbudget.fleet import transport
 from fedbudget.fleet.transport.amqtt_broker import SUPPORTED_AMQTT, run_broker
 from fedbudget.fleet.transport.certificates import identity_of
 
-amqtt = pytest.importorskip("amqtt", reason="the broker inside Python is amqtt")
+amqtt = pytest.importorskip("amqtt", reason="the embedded broker is amqtt")
 
 from amqtt.broker import Broker  # noqa: E402
 from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler  # noqa: E402
 from amqtt.plugins.manager import PluginManager  # noqa: E402
 
-from fedbudget.fleet.transport import amqtt_rules  # noqa: E402
-from fedbudget.fleet.transport.amqtt_connection import FleetHandler  # noqa: E402
-from fedbudget.fleet.transport.amqtt_hooks import HOOKS  # noqa: E402
+from fedbudget.fleet.transport import amqtt_subclasses  # noqa: E402
+from fedbudget.fleet.transport.amqtt_subclasses import (  # noqa: E402
+    REQUIRED_METHODS,
+    FleetBroker,
+    FleetHandler,
+)
 
 ROOT = Path(__file__).parents[3]
-METHODS = [(owner, name) for owner, methods in HOOKS.items() for name in methods]
+METHODS = [
+    (owner, name) for owner, methods in REQUIRED_METHODS.items() for name in methods
+]
 
 
 def refused(certs: Path) -> str:
-    """Start a broker, which must refuse before it listens; return what it says."""
+    """Start a broker, which must refuse before it listens; return the error."""
     ready: list[int] = []
     with pytest.raises(TrainingError) as caught:
         run_broker(identity_of(certs, "broker"), port=0, on_ready=ready.append)
@@ -66,7 +71,7 @@ def test_another_release_is_refused(
     refused(certs)
 
 
-@pytest.mark.parametrize("name", amqtt_rules.PLUGINS)
+@pytest.mark.parametrize("name", amqtt_subclasses.PLUGINS)
 def test_a_plugin_that_is_not_loaded_is_named(
     name: str, certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,26 +85,26 @@ def test_a_plugin_that_is_not_loaded_is_named(
     assert f"not loaded the plugin {name}" in refused(certs)
 
 
-@pytest.mark.parametrize("name", amqtt_rules.PLUGINS)
+@pytest.mark.parametrize("name", amqtt_subclasses.PLUGINS)
 def test_a_plugin_that_cannot_be_loaded_is_named(
     name: str, certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(amqtt_rules, name)
+    monkeypatch.delattr(amqtt_subclasses, name)
     assert name in refused(certs)
 
 
-def test_plugins_that_are_not_asked_are_noticed(
+def test_plugins_that_are_not_called_are_noticed(
     certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PluginManager, "is_topic_filtering_enabled", lambda self: False)
-    assert "does not ask the plugin TopicRule" in refused(certs)
+    assert "does not call the plugin TopicRule" in refused(certs)
 
 
 def test_a_module_without_what_we_import_is_refused(
     certs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(transport, "amqtt_rules")
-    monkeypatch.setitem(sys.modules, amqtt_rules.__name__, None)
+    monkeypatch.delattr(transport, "amqtt_subclasses")
+    monkeypatch.setitem(sys.modules, amqtt_subclasses.__name__, None)
     assert "lacks what the embedded broker needs" in refused(certs)
 
 
@@ -113,14 +118,16 @@ def test_without_amqtt_the_extra_is_named(
 
 @pytest.mark.parametrize(
     "ours, theirs",
-    [(amqtt_rules.FleetBroker, Broker), (FleetHandler, BrokerProtocolHandler)],
+    [(FleetBroker, Broker), (FleetHandler, BrokerProtocolHandler)],
 )
-def test_every_method_that_we_replace_is_checked(ours: type, theirs: type) -> None:
-    replaced = {name for name in vars(ours) if hasattr(theirs, name)}
-    assert {n for n in replaced if not n.startswith("__")} <= set(HOOKS[theirs])
+def test_every_method_that_we_override_is_checked(ours: type, theirs: type) -> None:
+    overridden = {name for name in vars(ours) if hasattr(theirs, name)}
+    assert {n for n in overridden if not n.startswith("__")} <= set(
+        REQUIRED_METHODS[theirs]
+    )
 
 
-def test_the_project_asks_for_the_releases_that_the_broker_takes() -> None:
+def test_the_project_requires_the_releases_that_the_broker_supports() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for extra in ("fleet", "dev"):
         assert f"amqtt{SUPPORTED_AMQTT}" in project["optional-dependencies"][extra]
