@@ -19,24 +19,24 @@ def filled(text: str, folder: Path) -> tuple[str, list[str]]:
     """Return the page with the tables of a folder, and the names of those.
 
     Raises:
-        ValueError: The folder holds a table for which the page has no place.
+        ValueError: The folder holds a table for which the page has no marker.
     """
-    found = {file.stem: file for file in folder.glob("*.md")}
-    places = {match[2] for match in TABLE.finditer(text)}
-    if not found or not found.keys() <= places:
-        lost = ", ".join(sorted(found.keys() - places)) or "no table"
+    tables = {file.stem: file for file in folder.glob("*.md")}
+    markers = {match[2] for match in TABLE.finditer(text)}
+    if not tables or not tables.keys() <= markers:
+        lost = ", ".join(sorted(tables.keys() - markers)) or "no table"
         raise ValueError(
-            f"{folder} holds {lost}, the page has places for "
-            f"{', '.join(sorted(places))}: add markers, or name another folder"
+            f"{folder} holds {lost}, the page has markers for "
+            f"{', '.join(sorted(markers))}: add markers, or name another folder"
         )
 
     def table(match: re.Match[str]) -> str:
-        if match[2] not in found:
+        if match[2] not in tables:
             return match[0]
-        new = found[match[2]].read_text(encoding="utf-8").strip()
+        new = tables[match[2]].read_text(encoding="utf-8").strip()
         return f"{match[1]}\n{new}\n\n{match[4]}"
 
-    return TABLE.sub(table, text), sorted(found)
+    return TABLE.sub(table, text), sorted(tables)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ def comment(line: str) -> str:
     >>> comment("tau: int  # local steps between two uploads")
     'Local steps between two uploads.'
     """
-    _, _, told = line.partition("  # ")
-    return f"{told[0].upper()}{told[1:].strip()}." if told else ""
+    _, _, text = line.partition("  # ")
+    return f"{text[0].upper()}{text[1:].strip()}." if text else ""
 
 
 class Doctests(griffe.Extension):
@@ -33,5 +33,5 @@ class Doctests(griffe.Extension):
             obj.docstring.value = fenced(obj.docstring.value)
         elif obj.is_attribute and obj.lineno and isinstance(obj.filepath, Path):
             line = obj.filepath.read_text(encoding="utf-8").splitlines()[obj.lineno - 1]
-            if told := comment(line):
-                obj.docstring = griffe.Docstring(told, parent=obj)
+            if text := comment(line):
+                obj.docstring = griffe.Docstring(text, parent=obj)

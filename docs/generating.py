@@ -65,25 +65,25 @@ def _commands(group: Any, path: str, *, level: int) -> Iterator[str]:
 def _options(command: Any) -> Iterator[str]:
     panels: dict[str, list[str]] = {}
     for option in command.params:
-        told = getattr(option, "help", None)
-        if told is None or getattr(option, "hidden", False):
+        help_text = getattr(option, "help", None)
+        if help_text is None or getattr(option, "hidden", False):
             continue
         panel = getattr(option, "rich_help_panel", None) or "Options"
         if not option.opts[0].startswith("-"):
             panel = "Arguments"
-        panels.setdefault(panel, []).append(_option(option, told))
+        panels.setdefault(panel, []).append(_option(option, help_text))
     for panel, rows in panels.items():
         yield f"| {panel} | | default |\n|---|---|---|"
         yield "\n".join(rows) + "\n"
 
 
-def _option(option: Any, told: str) -> str:
+def _option(option: Any, help_text: str) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     shown = getattr(option, "show_default", True) and option.default is not None
     default = "" if not shown or callable(option.default) else f"`{option.default}`"
     if option.required:
         default = "required"
-    return f"| {names} | {_cell(told)} | {default} |"
+    return f"| {names} | {_cell(help_text)} | {default} |"
 
 
 # Headings of the library's page, and the modules whose names come under them.
@@ -135,11 +135,11 @@ def config() -> str:
         lines.append(f"\n### `[{section}]`{head}")
         for key, (kind, name) in keys.items():
             option = options.get(name)
-            told = getattr(option, "help", None) or _OTHER_KEYS.get(key, "")
-            known = getattr(option, "metavar", None) or ""
-            if "|" in known:  # these values and no other
-                kind = ", ".join(f'`"{value}"`' for value in known.split("|"))
-            rows[key] = f"| `{key}` | {kind} | {_cell(told)} |"
+            help_text = getattr(option, "help", None) or _OTHER_KEYS.get(key, "")
+            metavar = getattr(option, "metavar", None) or ""
+            if "|" in metavar:  # these values and no other
+                kind = ", ".join(f'`"{value}"`' for value in metavar.split("|"))
+            rows[key] = f"| `{key}` | {kind} | {_cell(help_text)} |"
             lines.append(rows[key])
     lines.append(f'\n### `[devices."NAME"]`\n\n{_DEVICES}{head}')
     lines += [rows[key] for key in _DEVICE_KEYS]
@@ -180,7 +180,7 @@ def wire() -> str:
     codes = re.search(r"REFUSALS = \((.*?)\n\)", inspect.getsource(messages), re.DOTALL)
     assert codes is not None
     listed = re.findall(r'"([\w-]+)",(?:  # (.*))?', codes[1])
-    rows = [f"| `{code}` | {_cell(told)} |" for code, told in listed]
+    rows = [f"| `{code}` | {_cell(help_text)} |" for code, help_text in listed]
     parts.append("### Refusals\n\n| code | |\n|---|---|\n" + "\n".join(rows))
     for module, title in (
         (codec, "Bytes"),
@@ -195,9 +195,9 @@ def _fields(kind: type) -> Iterator[str]:
     field = re.compile(
         r"^    (\w+): ([^=#]+?)(?: = [^#]+?)?(?:  # (.*))?$", re.MULTILINE
     )
-    for name, annotation, told in field.findall(inspect.getsource(kind)):
+    for name, annotation, text in field.findall(inspect.getsource(kind)):
         if not annotation.startswith("ClassVar"):
-            yield f"| `{name}` | `{annotation.replace('|', 'or')}` | {_cell(told)} |"
+            yield f"| `{name}` | `{annotation.replace('|', 'or')}` | {_cell(text)} |"
 
 
 def _cell(text: str) -> str:

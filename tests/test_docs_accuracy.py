@@ -20,5 +20,5 @@ def test_the_page_takes_its_tables_from_files(tmp_path: Path) -> None:
     for line in set(page.splitlines()) - set(filled.splitlines()):
         assert line.startswith(("| data set", "|---", "| digits", "| breast")), line
     (tmp_path / "other.md").write_text("x", encoding="utf-8")
-    with pytest.raises(ValueError, match="holds other, the page has places for"):
+    with pytest.raises(ValueError, match="holds other, the page has markers for"):
         script["filled"](page, tmp_path)

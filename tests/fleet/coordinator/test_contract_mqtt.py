@@ -46,7 +46,7 @@ class MqttFleet(Fleet):
     def wake(self) -> None:
         """Withdraw all retained messages: a withdrawn offer wakes its guard."""
         if self.connection is not None:
-            for topic in list(self.connection.kept):
+            for topic in list(self.connection.retained):
                 self.connection.withdraw(topic)
             for name in self.names:
                 self.connection.withdraw(topics.declare(name))

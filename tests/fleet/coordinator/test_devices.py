@@ -479,7 +479,7 @@ def test_a_large_model_goes_out_and_comes_back_in_chunks(
     monkeypatch.setitem(Site.start.__globals__, "Scripted", Chunked)
     devices, connection = site.start()
     mean_of(devices.run_round(ordered()), *NAMES)
-    assert len([t for t in connection.kept if "/order/" in t]) > 1
+    assert len([t for t in connection.retained if "/order/" in t]) > 1
 
 
 def test_the_loop_ends_when_all_refuse(site: Site) -> None:
@@ -563,7 +563,7 @@ def test_a_run_with_drift_correction_states_it_and_allows_for_it(site: Site) -> 
     move = 1.5 * max_distance(plan, 1, THETA) / 2
     script: Script = lambda o: [reply_to(o, "b", theta=moved(o, move))]  # noqa: E731
     devices, connection = site.start({"b": script}, plan=plan, deadline=0.3)
-    for topic, payload in connection.kept.items():
+    for topic, payload in connection.retained.items():
         if topics.parse(topic)[0] == "offer":
             offer = RunOffer.from_bytes(decode(payload)[0])
             assert offer.drift_momentum == 0.25
@@ -577,6 +577,8 @@ def test_a_run_with_drift_correction_states_it_and_allows_for_it(site: Site) -> 
 
 def test_a_run_without_drift_correction_does_not_mention_it(site: Site) -> None:
     _, connection = site.start()
-    offers = [p for t, p in connection.kept.items() if topics.parse(t)[0] == "offer"]
+    offers = [
+        p for t, p in connection.retained.items() if topics.parse(t)[0] == "offer"
+    ]
     assert len(offers) == 4
     assert all(b"drift" not in payload for payload in offers)

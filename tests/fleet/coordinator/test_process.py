@@ -110,7 +110,7 @@ def test_a_completed_run_is_returned_and_not_repeated(
     again = run_server(settings)
     assert again.theta.tolist() == first.theta.tolist()
     assert plain(again.rounds) == plain(first.rounds)
-    assert CONNECTIONS[-1].orders == [] and CONNECTIONS[-1].kept == {}
+    assert CONNECTIONS[-1].orders == [] and CONNECTIONS[-1].retained == {}
 
 
 def test_too_few_devices_are_an_error(settings: Settings) -> None:

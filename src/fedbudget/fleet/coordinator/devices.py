@@ -204,7 +204,7 @@ class FleetDevices:
         run = self._checkpoints.run()
         if run is None:
             return
-        published = set(self._channel.kept)
+        published = set(self._channel.retained)
         for device, payload in self._checkpoints.offers():
             published |= {topic for topic, _ in split(topics.offer(device), payload)}
         last_order = self._checkpoints.last_order() or b""
@@ -351,7 +351,7 @@ class FleetDevices:
         if order:
             prefixes.append(topics.order(self._run.run))
         for prefix in prefixes:
-            for topic, payload in self._channel.kept.items():
+            for topic, payload in self._channel.retained.items():
                 if topic == prefix or topic.startswith(f"{prefix}/"):
                     self._channel.publish(topic, payload, retain=True)
 

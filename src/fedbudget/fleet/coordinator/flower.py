@@ -67,7 +67,7 @@ class FlowerChannel:
         within("ttl", ttl, above=0)
         within("poll", poll, above=0)
         self._grid, self._ttl, self._poll = grid, float(ttl), float(poll)
-        self.kept: dict[str, bytes] = {}
+        self.retained: dict[str, bytes] = {}
         self._offered: set[str] = set()  # devices with an offer
         self._nodes: dict[int, _Node] = {}
         self._inbox: deque[Message] = deque()
@@ -96,7 +96,7 @@ class FlowerChannel:
 
     def keep(self, topic: str, payload: bytes) -> None:
         """Publish now, and again to nodes that connect later or fail."""
-        self.kept[topic] = payload
+        self.retained[topic] = payload
         kind, device = topics.parse(topic)
         if kind == "offer":
             self._offered.add(device)
@@ -104,7 +104,7 @@ class FlowerChannel:
 
     def withdraw(self, topic: str) -> None:
         """Stop sending a message."""
-        self.kept.pop(topic, None)
+        self.retained.pop(topic, None)
         kind, device = topics.parse(topic)
         if kind == "offer":
             self._offered.discard(device)
@@ -215,7 +215,7 @@ class FlowerChannel:
         self._renew(node)
 
     def _renew(self, node: _Node) -> None:
-        node.outbox = {t: p for t, p in self.kept.items() if self._is_for(t, node)}
+        node.outbox = {t: p for t, p in self.retained.items() if self._is_for(t, node)}
 
     def _failed(self, node: _Node, reason: str) -> None:
         """Try a node again later, with all messages that it may lack."""

@@ -22,7 +22,7 @@ class Channel(Protocol):
     """Carries offers and orders to devices, and their messages back."""
 
     @property
-    def kept(self) -> dict[str, bytes]:
+    def retained(self) -> dict[str, bytes]:
         """Messages retained for devices that connect later, by topic."""
         ...
 

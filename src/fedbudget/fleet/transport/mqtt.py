@@ -71,7 +71,7 @@ class Connection:
         self._connected, self._failures = False, 0
         self._published, self._subscribed = 0, 0  # not acknowledged yet
         self._nodes = deque(broker.nodes)  # the first one is in use
-        self.kept: dict[str, bytes] = {}  # retained, to be published again
+        self.retained: dict[str, bytes] = {}  # retained, to be published again
         self._problem, self._stopping = "", False
         self._client = self._new_client(will, keeps_session=keeps_session)
 
@@ -143,12 +143,12 @@ class Connection:
 
     def keep(self, topic: str, payload: bytes) -> None:
         """Publish a retained message, and again whenever the broker may lack it."""
-        self.kept[topic] = payload
+        self.retained[topic] = payload
         self.publish(topic, payload, retain=True)
 
     def withdraw(self, topic: str) -> None:
         """Remove a retained message."""
-        self.kept.pop(topic, None)
+        self.retained.pop(topic, None)
         self.publish(topic, b"", retain=True)
 
     def flush(self, seconds: float) -> bool:
@@ -232,7 +232,7 @@ class Connection:
             self._subscribed = 0  # without a connection, none was sent
         if self._topics:
             self.subscribe(*self._topics)
-        for topic, payload in list(self.kept.items()):
+        for topic, payload in list(self.retained.items()):
             self.publish(topic, payload, retain=True)
         if self._on_connect is not None:
             self._on_connect()
