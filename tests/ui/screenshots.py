@@ -4,7 +4,9 @@
 a slider moved.
 """
 
+import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,7 +30,7 @@ RUNS = {
     "epsilon-4": ("--epsilon", "4"),
     "epsilon-1": ("--epsilon", "1"),
     "paper-planner": ("--epsilon", "4", "--planner", "paper"),
-    "dear-rounds": ("--epsilon", "4", "--communication-price", "200"),
+    "expensive-rounds": ("--epsilon", "4", "--communication-price", "200"),
 }
 
 
@@ -102,7 +104,11 @@ def _take_fleet(browser: "Browser", address: str, folder: Path) -> None:
         page.get_by_text(re.compile(r"([4-9]|\d\d) of .* rounds completed")).wait_for(
             timeout=3 * SLOW
         )
+        pid = fleet.devices[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # the round waits for it, and so for the picture
         _save(page, "fleet-light")
+        os.kill(pid, signal.SIGCONT)
 
 
 def _seconds(browser: "Browser", address: str) -> float:
