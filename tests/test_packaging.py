@@ -31,7 +31,7 @@ BASE_ONLY = f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r})); {COMMAN
     ("arguments", "says"),
     [
         (FLEET, "Plan: "),
-        ("frontier --samples 64x3 --dim 5 --epsilons 1 --costs 500", "Predicted loss"),
+        ("frontier --samples 64x3 --dim 5 --epsilons 1 --costs 500", "excess loss"),
         ("measure --samples 40 --dim 4 --seconds 0.01", "Measured on this device"),
         ("doctor", "Which commands work"),
     ],

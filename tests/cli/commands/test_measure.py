@@ -202,7 +202,7 @@ def test_the_fleets_broker_takes_the_certificate_for_measuring_and_no_other(
         table = run(capsys, *where, *files(certs / "measure"))
         assert table.code == 0 and "no network was used" not in table.out
         refused = run(capsys, *where, *files(certs / "devices" / "oven"))
-    says = ("oven.pem' is that of 'oven'", "take measure.pem")
+    says = ("oven.pem' belongs to 'oven'", "use measure.pem")
     assert_one_line(refused, code=2, says=says)
 
 
