@@ -21,7 +21,11 @@ EPSILONS = (0.5, 1.0, 2.0, 4.0, 10.0)
 SPLITS = range(8)
 CASES = (
     ("iid", 200, "200 devices, 130 rows each: federating pays above epsilon 1"),
-    ("by-education", 16, "16 unlike devices, up to 8,400 rows: alone is better"),
+    (
+        "by-education",
+        16,
+        "16 heterogeneous devices: local only is better",
+    ),
 )
 PRICES = fb.Prices(communication=100, computation=1)
 
@@ -44,7 +48,7 @@ def measure_case(split: str, num_devices: int) -> tuple[Array, dict[str, float]]
         planned.append(planned_accuracies(data, seed))
         baselines = (centralised(data), local_only(data), constant(data))
         others.append([baseline.measured["test_accuracy"] for baseline in baselines])
-    names = ("all rows in one place, no privacy", "alone, nothing sent", "a constant")
+    names = ("centralised, no privacy", "local only, nothing sent", "a constant")
     return np.array(planned), dict(zip(names, np.mean(others, axis=0), strict=True))
 
 
