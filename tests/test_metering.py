@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -196,6 +197,37 @@ def test_retained_messages_are_detected(
     assert set(retained_topics(broker)) == retained
 
 
+ONLY_LINUX = pytest.mark.skipif(
+    not Path("/proc/net/tcp").exists(), reason="Linux lists connections, others do not"
+)
+
+
+def until_all_are_gone(broker: BrokerProcess) -> None:
+    """Wait until the broker has closed all connections of its clients."""
+    end = time.monotonic() + 60
+    while open_connections(broker.port):
+        assert time.monotonic() < end, "the broker keeps a connection of a dead client"
+        time.sleep(0.05)
+
+
+def open_connections(port: int) -> int:
+    """Return how many connections to a port of this machine its server holds open."""
+    established, closed_by_the_client = "01", "08"  # as in Linux' tcp_states.h
+    rows = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    states = [row.split()[3] for row in rows if f":{port:04X}" in row.split()[1]]
+    return sum(state in (established, closed_by_the_client) for state in states)
+
+
+@ONLY_LINUX
+def test_open_connections_are_counted(broker: BrokerProcess) -> None:
+    until_all_are_gone(broker)
+    with Connection(address(broker), name=MEASURE, topics=()) as connection:
+        assert connection.wait_connected(20)
+        assert open_connections(broker.port) == 1
+    until_all_are_gone(broker)
+
+
+@ONLY_LINUX
 def test_a_killed_measurement_leaves_no_retained_messages(
     broker: BrokerProcess,
 ) -> None:
@@ -217,6 +249,9 @@ with through_broker(broker, b"order", b"reply") as link:
         assert process.stdout is not None
         assert process.stdout.readline() == "measured\n"
         process.kill()
+    # A client of the same name that came earlier would take the session over, and the
+    # broker would not send the will.
+    until_all_are_gone(broker)
     assert retained_topics(broker) == []
 
 
