@@ -40,6 +40,12 @@ from fedbudget.fleet.wire.messages import (
 from fedbudget.losses import Loss
 
 POWERCAP = Path("/sys/class/powercap")
+_TIMEOUT = 30.0  # seconds for one message
+_ONLY_USER = f"no other fedbudget measure uses {MEASURE}.pem"
+TAU = 10  # steps per call: noise for several steps is drawn at once, which is cheaper
+_NOISE_MULTIPLIER = 50.0  # times do not depend on it
+UNITS = ("seconds", "joules")
+_MIN_REPEATS = 5
 
 
 class Rapl:
@@ -73,10 +79,6 @@ class Rapl:
                 new += int((zone / "max_energy_range_uj").read_text())
             total += new - old
         return total / 1e6
-
-
-_TIMEOUT = 30.0  # seconds for one message
-_ONLY_USER = f"no other fedbudget measure uses {MEASURE}.pem"
 
 
 class Link(Protocol):
@@ -240,10 +242,6 @@ class _MqttLink:
             )
 
 
-TAU = 10  # steps per call: noise for several steps is drawn at once, which is cheaper
-_NOISE_MULTIPLIER = 50.0  # times do not depend on it
-
-
 def step_runner(loss: Loss, *, num_samples: int, dim: int) -> Callable[[], None]:
     """Return a function that takes TAU noisy steps over all rows of a device.
 
@@ -270,10 +268,6 @@ def step_runner(loss: Loss, *, num_samples: int, dim: int) -> Callable[[], None]
         )
 
     return steps
-
-
-UNITS = ("seconds", "joules")
-_MIN_REPEATS = 5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,10 @@ DATA = {
     OWN: (),
 }
 _NAME = re.compile(r"\w[\w.-]{0,63}")
+NOT_PRIVATE = (
+    "Accuracies and losses are NOT private: they are measured on the devices' own "
+    "rows, as only a simulation can."
+)
 
 
 def options_for(
@@ -171,12 +175,6 @@ class Runner:
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"NO_COLOR": "1", "COLUMNS": "100"},
             )
-
-
-NOT_PRIVATE = (
-    "Accuracies and losses are NOT private: they are measured on the devices' own "
-    "rows, as only a simulation can."
-)
 
 
 @st.cache_resource

@@ -3,7 +3,6 @@
 Each device receives an offer of its own part of the plan, once per run.
 """
 
-import logging
 import os
 import time
 from collections import Counter
@@ -49,46 +48,6 @@ from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import Plan
 from fedbudget.planning.plans import is_same_plan
 from fedbudget.training import Order, Replies
-
-
-def offers_of(
-    plan: Plan,
-    declarations: Sequence[Declaration],
-    *,
-    run: bytes,
-    name: str,
-    precision: Precision,
-) -> Iterator[RunOffer]:
-    """Yield the offers to all devices that take part in the plan."""
-    for index, declaration in enumerate(declarations):
-        if plan.device_rounds[index] > 0:
-            yield RunOffer(
-                run=run,
-                name=name,
-                device=declaration.device,
-                tau=plan.tau,
-                rounds=int(plan.device_rounds[index]),
-                learning_rate=plan.learning_rate,
-                sampling=plan.sampling,
-                num_samples=int(plan.num_samples[index]),
-                batch_size=int(plan.batch_size[index]),
-                noise_std=float(plan.noise_std[index]),
-                loss=plan.loss,
-                num_classes=plan.num_classes,
-                l2=plan.l2,
-                dim=plan.dim,
-                precision=precision,
-                drift_momentum=plan.momentum if plan.drift_correction else None,
-            )
-
-
-def precision_of(payload: bytes) -> Precision:
-    """Return the precision of a run's models, from a signed offer."""
-    body, _ = decode(payload)
-    return RunOffer.from_bytes(body).precision
-
-
-_log = logging.getLogger(__name__)
 
 _BATCH = 256  # messages stored in one transaction
 _ENVELOPE = 4096  # bytes of a reply besides its model, at most
@@ -358,3 +317,40 @@ class FleetDevices:
     def _keep(self, topic: str, payload: bytes) -> None:
         for part, piece in split(topic, payload):
             self._channel.keep(part, piece)
+
+
+def offers_of(
+    plan: Plan,
+    declarations: Sequence[Declaration],
+    *,
+    run: bytes,
+    name: str,
+    precision: Precision,
+) -> Iterator[RunOffer]:
+    """Yield the offers to all devices that take part in the plan."""
+    for index, declaration in enumerate(declarations):
+        if plan.device_rounds[index] > 0:
+            yield RunOffer(
+                run=run,
+                name=name,
+                device=declaration.device,
+                tau=plan.tau,
+                rounds=int(plan.device_rounds[index]),
+                learning_rate=plan.learning_rate,
+                sampling=plan.sampling,
+                num_samples=int(plan.num_samples[index]),
+                batch_size=int(plan.batch_size[index]),
+                noise_std=float(plan.noise_std[index]),
+                loss=plan.loss,
+                num_classes=plan.num_classes,
+                l2=plan.l2,
+                dim=plan.dim,
+                precision=precision,
+                drift_momentum=plan.momentum if plan.drift_correction else None,
+            )
+
+
+def precision_of(payload: bytes) -> Precision:
+    """Return the precision of a run's models, from a signed offer."""
+    body, _ = decode(payload)
+    return RunOffer.from_bytes(body).precision

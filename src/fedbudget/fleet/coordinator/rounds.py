@@ -49,6 +49,7 @@ _ROUNDING = 1 + 1e-3  # of noise to a grid, and of models to single precision
 
 # A device that refuses with this code may answer the same order later.
 _TRANSIENT = "device-trouble"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,9 +160,6 @@ def next_shift_limit(plan: Plan, theta: Array, average: Array, limit: Array) -> 
     pull = 1 - shrunk ** (plan.tau - 1)
     moved = float(np.linalg.norm(average - theta))
     return np.asarray(moved + own + pull * (own + limit))
-
-
-_log = logging.getLogger(__name__)
 
 
 class OpenRound:

@@ -42,6 +42,10 @@ from fedbudget.fleet.wire.messages import (
 from fedbudget.fleet.wire.signing import Trust
 from fedbudget.ledger import Charge
 
+_log = logging.getLogger(__name__)
+MOST_RUNS = 10_000  # in one ledger
+_WAITING = 4  # orders stored until their offer arrives
+
 
 class _Refusal(Exception):  # noqa: N818  # an answer, not an error
     """Why an order is refused: a code of messages.REFUSALS and a reason."""
@@ -104,12 +108,6 @@ def _round_charge(offer: RunOffer, prices: PricePolicy) -> Charge:
         noise_multiplier=noise_multiplier(offer),
         cost=prices.communication + prices.computation * offer.tau,
     )
-
-
-_log = logging.getLogger(__name__)
-
-MOST_RUNS = 10_000  # in one ledger
-_WAITING = 4  # orders stored until their offer arrives
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,8 @@ from fedbudget.fleet.device.hash_chain import (
 from fedbudget.fleet.device.policy import BudgetPolicy
 from fedbudget.ledger import Charge, Ledger, mu_squared
 
+PRIVACY, COST = "privacy-budget", "cost-budget"  # the budget a charge overdraws
+
 
 class StoredAnswer(NamedTuple):
     """The answer to a round, and the state of drift correction in that round."""
@@ -107,9 +109,6 @@ def _last_answer(database: sqlite3.Connection, run: bytes) -> StoredAnswer | Non
         return None
     answer, body = StoredAnswer(*row[:3]), json.loads(row[3])
     return answer if answer.digests.items() <= body.items() else None
-
-
-PRIVACY, COST = "privacy-budget", "cost-budget"  # the budget a charge overdraws
 
 
 @dataclass(frozen=True, kw_only=True)

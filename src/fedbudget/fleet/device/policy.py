@@ -22,6 +22,7 @@ from fedbudget.losses import LOSSES
 from fedbudget.text import shown
 
 _REQUIRED = object()  # the default of a key without a default
+_ACCOUNTANTS = ("gdp", "zcdp")
 
 
 class _Section:
@@ -110,9 +111,6 @@ class _Section:
             if key not in self._used:
                 allowed = ", ".join(sorted(self._used))
                 self.refuse(key, f"is not known: use only {allowed}")
-
-
-_ACCOUNTANTS = ("gdp", "zcdp")
 
 
 @dataclass(frozen=True, kw_only=True)

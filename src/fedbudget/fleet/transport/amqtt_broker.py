@@ -19,8 +19,6 @@ from fedbudget.fleet.transport.address import HOST, TLS_PORT
 from fedbudget.fleet.transport.certificates import COORDINATOR, MEASURE, Identity
 from fedbudget.fleet.wire import topics
 
-_log = logging.getLogger(__name__)
-
 # As in pyproject.toml: the releases whose source was reviewed, see amqtt_subclasses.
 SUPPORTED_AMQTT = ">=0.12.1,<0.13"
 

@@ -24,6 +24,7 @@ DIGEST_BYTES = 16
 CHUNK_BYTES = 96 * 1024
 _OVERHEAD = 128  # bytes of a chunk besides its data, at most
 _PENDING = 2  # incomplete messages stored per sender: the newest ones
+_TOPIC_BYTES = 256  # more than any topic needs
 
 
 class Outgoing(NamedTuple):
@@ -153,9 +154,6 @@ class Joiner:
 
 def _digest(payload: bytes) -> bytes:
     return hashlib.sha256(payload).digest()[:DIGEST_BYTES]
-
-
-_TOPIC_BYTES = 256  # more than any topic needs
 
 
 def pack(messages: Iterable[tuple[str, bytes]]) -> bytes:
