@@ -47,7 +47,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy benchmarks
 
 bench: $(VENV)/.dev
-	@for file in planning prediction kernels fleet/rounds fleet/scale peers/run; do \
+	@for file in planning prediction kernels calls fleet/rounds fleet/scale peers/run; do \
 	  echo "== benchmarks/$$file.py"; $(BIN)/python "benchmarks/$$file.py" || exit 1; \
 	done
 

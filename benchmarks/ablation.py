@@ -10,6 +10,7 @@ helps.
     weights uniform, size   weights not planned: the same for all devices, or by rows
     no momentum             of the server
     no drift correction
+    constant noise          in all rounds, which costs as much as noise that falls
     zcdp                    the paper's accounting, which needs more noise
     tau 1                   one local step per round
     batches of 256          drawn again in every step, all counted, as in the paper
@@ -78,6 +79,7 @@ PARTS: dict[str, Plans] = {
     "weights by size": with_options(weights="size"),
     "no momentum": without_momentum,
     "no drift correction": with_options(drift_correction=False),
+    "constant noise": with_options(noise_schedule=False),
     "zcdp": with_options(accountant="zcdp"),
     "tau 1": single_steps,
     "batches of 256": small_batches,
@@ -168,7 +170,8 @@ def measured_dissimilarity(
 ) -> float:
     problem = data.problem(loss=loss)
     budget = fb.Budget(epsilon=epsilon, delta=DELTA, cost=COST)
-    measured = measure_dissimilarity(data, problem, budget, seed=seed + 1000)
+    devices = fb.SimulatedDevices(data, seed=seed + 1000)
+    measured = measure_dissimilarity(devices, problem, budget, PRICES)
     remaining = replace(budget, cost=COST - query_cost(problem, PRICES))
     plans = [fb.plan(measured, remaining, PRICES), fb.plan(problem, budget, PRICES)]
     return gain(fb.sweep(data, plans, seeds=[seed]).measured["test_accuracy"][:, 0])

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,7 +22,12 @@ import numpy as np
 from baselines import jax_rounds, numpy_rounds
 
 from fedbudget.losses import Hinge, Logistic
-from fedbudget.simulation.kernels.layouts import PackedRows, pack_one_hot, pack_rows
+from fedbudget.simulation.kernels.layouts import (
+    MERGED_BATCH,
+    PackedRows,
+    pack_one_hot,
+    pack_rows,
+)
 from fedbudget.simulation.kernels.runs import RoundPlan, run_rounds, sweep_runs
 
 CATEGORIES = (9, 16, 7, 15, 6, 5, 2, 42)  # the 102 one-hot columns of Adult
@@ -160,6 +166,50 @@ def section_w(work: Workload, title: str) -> None:
     show(title, others, ours)
 
 
+def section_uploads() -> None:
+    """Noise per step against noise per upload: the same batches, and those of sums."""
+    many = "2,000 devices x 13 one-hot rows, all rows, tau 10"
+    works = {
+        "W": one_hot(16, 1628, 256, 50),
+        "W2": dense(23, 1519, 100, 256, 20),
+        many: one_hot(2000, 13, 13, 20),
+    }
+    threads(1)
+    for title, work in works.items():
+        packed, theta, plan = work.packed(), np.zeros(work.dim), work.plan()
+        shared = replace(plan, noise_std=0.0, upload_noise=NOISE_STD)
+        plans = {
+            "noise per step, batches drawn": plan,
+            "noise per upload, the same batches": shared,
+            "noise per upload, batches in turn": replace(shared, sampling="cyclic"),
+        }
+        times = alternating(
+            {
+                name: partial(
+                    run_rounds, packed, theta, each, rounds=work.rounds, seed=1
+                )
+                for name, each in plans.items()
+            },
+            repeats=21,
+        )
+        steps = len(work.x) * TAU * work.rounds
+        print(f"\n{title}, one core, per step of a device")
+        first = next(iter(times.values()))
+        for name, taken in times.items():
+            print(f"  {name:36s} {1e6 * taken / steps:8.3f} us   {first / taken:.2f}x")
+
+
+def alternating(tasks: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Return the median time of each task; they take turns, after one run each."""
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    for repeat in range(repeats + 1):
+        for name, task in tasks.items():
+            taken = seconds(task, 1)
+            if repeat > 0:
+                times[name].append(taken)
+    return {name: float(np.median(each)) for name, each in times.items()}
+
+
 def section_sweep() -> None:
     work = one_hot(16, 1628, 256, 50)
     best = min(peers(work, 3, "numpy").values())
@@ -257,12 +307,15 @@ def section_limit() -> None:
     for title, work in (
         ("W", one_hot(16, 1628, 256, 50)),
         ("W2", dense(23, 1519, 100, 256, 50)),
+        ("100,000 devices", one_hot(100_000, 64, 16, 1)),
     ):
         steps = len(work.x) * work.rounds * TAU
         rows = steps * work.batch
         parts = {"normals": steps * work.dim * rate["normal"]}
         if work.loss == "logistic":
-            looked_up = rows * len(CATEGORIES) // 2  # merged in pairs
+            looked_up = rows * len(CATEGORIES)
+            if work.batch >= MERGED_BATCH:
+                looked_up //= 2  # merged in pairs
             parts["random reads"] = looked_up * rate["table read"]
             parts["random adds"] = looked_up * rate["table add"]
             parts["row reads"] = rows * rate["row read (L1)"]
@@ -323,6 +376,7 @@ SECTIONS: dict[str, Callable[[], Any]] = {
         dense(23, 1519, 100, 256, 50),
         "W2: 23 devices x 1,519 dense rows x 100, hinge, batch 256, tau 10, K 500",
     ),
+    "uploads": section_uploads,
     "sweep": section_sweep,
     "wide": section_wide,
     "many": section_many,

@@ -31,9 +31,10 @@ from methods import COST, Question
 import fedbudget as fb
 from fedbudget.paper.cases import Maker, Point, power_weights
 from fedbudget.paper.planners import with_assumed_smoothness
-from fedbudget.simulation.devices import packed_rows, round_plan
+from fedbudget.simulation.devices import round_plan
 from fedbudget.simulation.kernels.runs import device_replies
 from fedbudget.simulation.measuring import measure_all
+from fedbudget.simulation.packing import packed_rows
 
 PICKING = 10_000  # first noise seed of the selection; scores use their split's seed
 SPLITS = 5  # that settings are selected on

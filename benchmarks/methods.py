@@ -68,7 +68,8 @@ def single_steps(problem: fb.Problem, budget: fb.Budget) -> fb.Plan:
     # A step costs as much as a round of one step, an upload costs nothing.
     single = fb.Prices(communication=0, computation=101)
     plan = fb.plan(problem, budget, single, drift_correction=False)
-    return replace(plan, tau=1, rounds=plan.steps)
+    decay = plan.noise_decay ** (1 / plan.tau)  # the same fall, in smaller parts
+    return replace(plan, tau=1, rounds=plan.steps, noise_decay=decay)
 
 
 def dp_sgd(question: Question) -> Any:

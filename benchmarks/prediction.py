@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 import fedbudget as fb
-from fedbudget.planning.spectral import DRIFT, SLOWER, Schedule, Spectrum, respond
+from fedbudget.planning.spectral import DRIFT, Schedule, Spectrum, respond
 from fedbudget.privacy import GDP
 
 EPSILONS, COST, TAUS = (1, 4, 10), 1000, (1, 3, 8, 20, 50)
@@ -55,7 +55,7 @@ def candidates(problem: fb.Problem) -> list[fb.Plan]:
 def predict(problem: fb.Problem, plan: fb.Plan, *, fitted: bool) -> float:
     """Return the predicted excess loss, for uniform weights.
 
-    `fitted` adds the factors of `joint` for heterogeneous devices.
+    `fitted` adds the factor of `joint` for heterogeneous devices.
     """
     schedule = Schedule(
         tau=np.array([float(plan.tau)]),
@@ -66,9 +66,9 @@ def predict(problem: fb.Problem, plan: fb.Plan, *, fitted: bool) -> float:
     response = respond(Spectrum.of(problem), schedule, variance=1.0)
     noise = float(np.sum((plan.weights * plan.noise_std) ** 2))
     squared = problem["dissimilarity"] ** 2
-    slower, drift = (1 + SLOWER * min(squared, 1.0), DRIFT) if fitted else (1.0, 1.0)
+    drift = DRIFT / np.sqrt(problem.num_devices) if fitted else 1.0
     return float(
-        slower * response.remaining[0]
+        response.remaining[0]
         + response.noise[0] * noise
         + drift * squared * response.drift[0]
     )

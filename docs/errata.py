@@ -9,7 +9,7 @@ import fedbudget as fb
 from fedbudget.data.adult import load_adult
 from fedbudget.planning.bounds import noise_floor, paper_bound, sound_bound
 from fedbudget.planning.spectral import Schedule, Spectrum, respond
-from fedbudget.privacy import GDP, ZCDP, NoisyGradients, rho_from_epsilon
+from fedbudget.privacy import GDP, ZCDP, NoisyGradients, rho_from_epsilon, rounded_up
 
 LOG = np.log(1e4)  # log(1/delta) at the paper's delta
 SHOWN: dict[int, Callable[[], None]] = {}
@@ -36,7 +36,8 @@ def wrong_root() -> None:
                 lipschitz=1, batch_size=1, noise_std=np.sqrt(200 / rho), steps=100
             )
             spent = float(GDP.epsilon(run, delta=1e-4))
-            print(f"requested epsilon {epsilon:2d}, root {sign}: spends {spent:.2f}")
+            shown = f"requested epsilon {epsilon:2d}, root {sign}"
+            print(f"{shown}: spends {rounded_up(spent)}")
 
 
 @erratum(2)

@@ -91,7 +91,7 @@ _PARTS = {
     "The question": ("budget", "problem"),
     "Planning": ("planning",),
     "Data": ("data",),
-    "Training": ("training", "devices", "record", "ledger"),
+    "Training": ("training", "release", "simulation", "record", "ledger"),
     "Reports": ("reporting",),
     "scikit-learn estimators": ("estimators",),
     "Privacy": ("privacy",),

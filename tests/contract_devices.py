@@ -84,7 +84,12 @@ DATA = rows_of(SIZES)
 def plan_for(data: Dataset, **values: Any) -> fb.Plan:
     """Return a quiet plan of full batches, with some of its values changed."""
     budget = fb.Budget(epsilon=4.0, cost=1000)
-    plan = fb.plan(data.problem(), budget, fb.Prices(communication=10, computation=1))
+    plan = fb.plan(
+        data.problem(),
+        budget,
+        fb.Prices(communication=10, computation=1),
+        noise_schedule=False,
+    )
     weights = np.arange(1.0, data.num_devices + 1)
     quiet: dict[str, Any] = {
         "tau": 4,
@@ -182,7 +187,8 @@ class DevicesContract:
         assert make(DATA, budget=LARGE, prices=PRICES).num_devices == len(SIZES)
 
     @pytest.mark.parametrize(
-        "change", [{"dim": 9}, {"num_samples": [40, 9, 26, 33], "batch_size": [9] * 4}]
+        "change",
+        [{"dim": 9}, {"num_samples": [40, 9, 26, 33], "batch_size": [40, 9, 26, 33]}],
     )
     def test_a_plan_for_other_rows_is_refused(
         self, make: Make, change: dict[str, Any]
@@ -258,8 +264,10 @@ class DevicesContract:
     @pytest.mark.parametrize(
         "budget",
         [
-            fb.Budget(epsilon=1e12, cost=[1e9, 1e9, 1.5 * ROUND_COST[2], 1e9]),
-            fb.Budget(epsilon=[1e12, 1e12, 1.0, 1e12], cost=1e9),
+            fb.Budget(
+                epsilon=1e12, delta=1e-4, cost=[1e9, 1e9, 1.5 * ROUND_COST[2], 1e9]
+            ),
+            fb.Budget(epsilon=[1e12, 1e12, 1.0, 1e12], delta=1e-4, cost=1e9),
         ],
         ids=["cost", "epsilon"],
     )
@@ -285,7 +293,7 @@ class DevicesContract:
 
     def test_a_round_that_nobody_can_pay_changes_nothing(self, make: Make) -> None:
         plan = plan_for(DATA)
-        devices = self.start(make, plan, fb.Budget(epsilon=1.0, cost=1e9))
+        devices = self.start(make, plan, fb.Budget(epsilon=1.0, delta=1e-4, cost=1e9))
         (replies,) = run(devices, plan, 1, 1)
         assert not replies.answered.any()
         assert sorted(replies.refused) == [0, 1, 2, 3]

@@ -1,8 +1,15 @@
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from scipy.sparse import csr_array
 
-from fedbudget.algorithm import Batch, local_steps, weighted_mean
+from fedbudget.algorithm import (
+    Batch,
+    local_steps,
+    model_of_sum,
+    noisy_upload,
+    weighted_mean,
+)
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Logistic, Softmax
 
@@ -92,3 +99,43 @@ def test_a_batch_that_makes_no_sense_is_refused(batch: dict[str, str]) -> None:
 def test_a_batch_larger_than_the_data_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="4 is above the device's 3 rows"):
         Batch(sampling="fixed", size=4).divisor(3)
+
+
+@given(seed=st.integers(0, 10_000), scale=st.floats(0.01, 100))
+def test_without_noise_the_model_of_a_sum_is_the_weighted_mean(
+    seed: int, scale: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    theta, replies = rng.normal(size=5), rng.normal(size=(4, 5))
+    weights = rng.dirichlet(np.ones(4))
+    uploads = [
+        noisy_upload(theta, reply, weight=scale * weight, noise_std=0.0, rng=rng)
+        for reply, weight in zip(replies, weights, strict=True)
+    ]
+    # Only the ratio of the weights of those who answered counts.
+    model = model_of_sum(theta, uploads, scale * weights)
+    assert model == pytest.approx(weighted_mean(replies, weights), abs=1e-9)
+    some = weights[1:] / weights[1:].sum()
+    model = model_of_sum(theta, uploads[1:], scale * weights[1:])
+    assert model == pytest.approx(weighted_mean(replies[1:], some), abs=1e-9)
+
+
+@given(seed=st.integers(0, 10_000), clip=st.floats(1e-6, 1e6))
+def test_clipping_limits_a_move_and_keeps_its_direction(seed: int, clip: float) -> None:
+    rng = np.random.default_rng(seed)
+    theta, reply = rng.normal(size=(2, 5)) * rng.exponential()
+    upload = noisy_upload(theta, reply, weight=2.0, noise_std=0.0, rng=rng, clip=clip)
+    move = reply - theta
+    length = float(np.linalg.norm(move))
+    assert np.linalg.norm(upload) == pytest.approx(2 * min(clip, length))
+    assert upload @ move == pytest.approx(np.linalg.norm(upload) * length)
+
+
+def test_the_noise_of_a_sum_is_that_of_its_answers() -> None:
+    rng, theta = np.random.default_rng(0), np.zeros(20_000)
+    uploads = [
+        noisy_upload(theta, theta, weight=0.1, noise_std=0.3, rng=rng) for _ in range(7)
+    ]
+    model = model_of_sum(theta, uploads, np.full(7, 0.1))
+    # The std of 20,000 normals has a standard error of 0.5 %: five times that.
+    assert np.std(model) == pytest.approx(np.sqrt(7) * 0.3 / 0.7, rel=0.025)

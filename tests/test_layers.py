@@ -12,11 +12,12 @@ import fedbudget
 LAYERS = (
     {"errors", "checks", "files", "text"},
     {"privacy", "budget", "losses"},
-    {"algorithm", "data", "problem", "ledger"},
+    {"algorithm", "data", "ledger", "problem", "public_sample"},
     {"planning", "record"},
     {"training"},
-    {"fleet", "replanning", "reporting", "simulation"},
+    {"fleet", "release", "replanning", "reporting", "simulation"},
     {"estimators", "interop", "metering", "paper", "trackers"},
+    {"auditing"},
     {"__main__", "cli", "ui"},
 )
 LEVEL = {unit: level for level, layer in enumerate(LAYERS) for unit in layer}

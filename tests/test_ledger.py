@@ -13,6 +13,7 @@ from fedbudget.ledger import Turns
 from fedbudget.privacy import (
     GDP,
     NoisyGradients,
+    accountant_named,
     dp_event,
     epsilon_from_mu,
     mu_from_epsilon,
@@ -38,6 +39,31 @@ def test_a_plan_fits_the_budget_it_was_made_for_and_not_a_round_more() -> None:
     assert ledger.epsilon == pytest.approx(plan.epsilon)  # a refusal costs nothing
 
 
+@pytest.mark.parametrize("accountant", ["gdp", "zcdp"])
+def test_epsilons_converted_in_advance_are_those_of_the_charges(
+    accountant: str,
+) -> None:
+    """Charges of one size, then of another, with a mask and a prior."""
+    budget = fb.Budget(epsilon=1e3, delta=[1e-4, 1e-4, 1e-6], cost=1e9)
+    ledger = fb.Ledger(budget, num_devices=3, accountant=accountant)
+    convert = accountant_named(accountant).epsilon_from_mu  # type: ignore[attr-defined]
+    everyone, some = np.ones(3, dtype=bool), np.array([True, False, True])
+    mu_sq = np.zeros(3)
+    charges = [(40.0, everyone)] * 20 + [(10.0, some)] * 20 + [(40.0, everyone)] * 9
+    for number, (noise, mask) in enumerate(charges):
+        if number == 10:
+            ledger.count_prior(0.3)
+        charge = fb.Charge(steps=3, noise_multiplier=noise, cost=1)
+        assert (ledger.charge(charge, mask=mask) == mask).all()
+        mu_sq += np.where(mask, 12 / noise**2, 0.0)
+        mu = np.sqrt(mu_sq + (0.09 if number >= 10 else 0.0))
+        exact = convert(mu, [1e-4, 1e-4, 1e-6])
+        assert ledger.epsilon == pytest.approx(exact, rel=1e-9)
+        assert (ledger.epsilon >= exact * (1 - 1e-12)).all()
+        # At another delta, the conversions at the budget's are of no use.
+        assert ledger.epsilon_at(1e-5) == pytest.approx(convert(mu, 1e-5), rel=1e-9)
+
+
 @given(
     noise=st.lists(st.floats(5, 500), min_size=1, max_size=30),
     steps=st.integers(1, 20),
@@ -46,7 +72,7 @@ def test_a_plan_fits_the_budget_it_was_made_for_and_not_a_round_more() -> None:
 def test_adaptive_noise_never_overspends(
     noise: list[float], steps: int, epsilon: float
 ) -> None:
-    ledger = fb.Ledger(fb.Budget(epsilon=epsilon, cost=1e9), num_devices=1)
+    ledger = fb.Ledger(fb.Budget(epsilon=epsilon, delta=1e-4, cost=1e9), num_devices=1)
     accepted = [
         multiplier
         for multiplier in noise
@@ -62,7 +88,9 @@ def test_adaptive_noise_never_overspends(
 
 
 def test_each_device_has_its_own_account() -> None:
-    ledger = fb.Ledger(fb.Budget(epsilon=1.0, cost=[150, 1000]), num_devices=2)
+    ledger = fb.Ledger(
+        fb.Budget(epsilon=1.0, delta=1e-4, cost=[150, 1000]), num_devices=2
+    )
     charge = fb.Charge(steps=1, noise_multiplier=50.0, cost=100)
     assert ledger.charge(charge).tolist() == [True, True]
     assert ledger.charge(charge).tolist() == [False, True]
@@ -72,27 +100,19 @@ def test_each_device_has_its_own_account() -> None:
     assert ledger.epsilon[1] > ledger.epsilon[0]
 
 
-def test_sampled_steps_are_composed_with_others() -> None:
-    ledger = fb.Ledger(fb.Budget(epsilon=2.0, cost=1e6), num_devices=1)
-    sampled = fb.Charge(
-        steps=20, noise_multiplier=4.0, sampling_probability=0.05, cost=1
-    )
-    quieter = fb.Charge(
-        steps=10, noise_multiplier=8.0, sampling_probability=0.1, cost=1
-    )
-    plain = fb.Charge(steps=5, noise_multiplier=30.0, cost=1)
-    for charge in (sampled, plain, sampled, quieter):
+SAMPLED = fb.Charge(steps=20, noise_multiplier=4.0, sampling_probability=0.05, cost=1)
+QUIETER = fb.Charge(steps=10, noise_multiplier=8.0, sampling_probability=0.04, cost=1)
+
+
+def test_sampled_steps_compose_with_steps_that_the_first_dominates() -> None:
+    ledger = fb.Ledger(fb.Budget(epsilon=2.0, delta=1e-4, cost=1e6), num_devices=1)
+    for charge in (SAMPLED, SAMPLED, QUIETER):
         assert ledger.charge(charge).all()
     google = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
-    for multiplier, q, steps in ((4.0, 0.05, 40), (8.0, 0.1, 10), (30.0, 1.0, 5)):
-        run = NoisyGradients(
-            lipschitz=1,
-            batch_size=1,
-            noise_std=multiplier,
-            steps=steps,
-            sampling_probability=q,
-        )
-        google.compose(dp_event(run))
+    run = NoisyGradients(
+        lipschitz=1, batch_size=1, noise_std=4.0, steps=50, sampling_probability=0.05
+    )
+    google.compose(dp_event(run))  # the quieter steps count as the first ones
     assert float(ledger.epsilon[0]) == pytest.approx(google.get_epsilon(1e-4), rel=1e-3)
     longer = fb.Charge(
         steps=100, noise_multiplier=4.0, sampling_probability=0.05, cost=1
@@ -100,6 +120,41 @@ def test_sampled_steps_are_composed_with_others() -> None:
     while ledger.charge(longer).all():
         assert float(ledger.epsilon[0]) <= 2.0
     assert float(ledger.epsilon[0]) > 1.5
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(SAMPLED, noise_multiplier=3.9),
+        replace(SAMPLED, sampling_probability=0.06),
+        fb.Charge(steps=1, noise_multiplier=1000.0, cost=1),
+    ],
+)
+def test_no_adaptive_choice_follows_sampled_steps(other: fb.Charge) -> None:
+    ledger = fb.Ledger(fb.Budget(epsilon=4.0, delta=1e-4, cost=1e6), num_devices=2)
+    ledger.charge(SAMPLED, mask=np.array([True, False]))
+    assert ledger.composes(other).tolist() == [False, True]
+    assert ledger.charge(other).tolist() == [False, True]
+    counting = fb.Ledger(None, num_devices=1)
+    counting.charge(SAMPLED)
+    counting.charge(other)
+    steps = [(20, 4.0), (other.steps, float(np.asarray(other.noise_multiplier)))]
+    mu = np.sqrt(sum(4 * count / noise**2 for count, noise in steps))
+    expected = float(GDP.epsilon_from_mu(mu, 1e-4))
+    assert float(counting.epsilon_at(1e-4)[0]) == pytest.approx(expected)
+
+
+def test_sampled_steps_after_others_claim_no_amplification() -> None:
+    ledger = fb.Ledger(fb.Budget(epsilon=20.0, delta=1e-4, cost=1e6), num_devices=1)
+    ledger.charge(fb.Charge(steps=1, noise_multiplier=100.0, cost=1))
+    assert ledger.charge(SAMPLED).all()
+    mu = np.sqrt(4 / 100**2 + 4 * 20 / 4.0**2)
+    assert float(ledger.epsilon[0]) == pytest.approx(
+        float(GDP.epsilon_from_mu(mu, 1e-4))
+    )
+    measured = fb.Ledger(fb.Budget(epsilon=4.0, delta=1e-4, cost=1e6), num_devices=1)
+    measured.count_prior(0.1, ["a measurement"])
+    assert not measured.charge(SAMPLED).any()  # without amplification, above 4
 
 
 def test_a_refusal_is_for_cost_or_else_for_privacy() -> None:
@@ -122,12 +177,12 @@ def test_without_a_budget_everything_is_counted_and_nothing_refused() -> None:
 
 
 def test_no_noise_is_refused_by_any_budget() -> None:
-    ledger = fb.Ledger(fb.Budget(epsilon=1e6, cost=1e6), num_devices=1)
+    ledger = fb.Ledger(fb.Budget(epsilon=1e6, delta=1e-4, cost=1e6), num_devices=1)
     assert not ledger.charge(fb.Charge(steps=1, noise_multiplier=0.0, cost=1)).any()
 
 
 def test_costs_may_add_up_to_exactly_the_budget() -> None:
-    ledger = fb.Ledger(fb.Budget(epsilon=1e6, cost=1.0), num_devices=1)
+    ledger = fb.Ledger(fb.Budget(epsilon=1e6, delta=1e-4, cost=1.0), num_devices=1)
     charge = fb.Charge(steps=1, noise_multiplier=1e6, cost=0.1)
     assert [bool(ledger.charge(charge)[0]) for _ in range(11)] == [True] * 10 + [False]
 
@@ -191,7 +246,7 @@ class TestTurns:
         assert ledger.epsilon[0] == pytest.approx(float(GDP.epsilon(run, delta=1e-4)))
 
     def test_a_refused_round_begins_no_lap(self) -> None:
-        budget = fb.Budget(epsilon=1.0, cost=[10, 100])
+        budget = fb.Budget(epsilon=1.0, delta=1e-4, cost=[10, 100])
         ledger = fb.Ledger(budget, num_devices=2)
         epsilons = []
         for first in range(0, 15, 5):

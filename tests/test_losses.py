@@ -9,13 +9,15 @@ from scipy import optimize, sparse
 from sklearn.linear_model import LogisticRegression
 
 from fedbudget.errors import InvalidInputError
-from fedbudget.losses import Huber, Loss, Softmax, loss_named
+from fedbudget.losses import Hinge, Huber, Loss, SmoothHinge, Softmax, loss_named
 
 LOSSES = [
     loss_named("logistic", l2=0.1),
     loss_named("softmax", num_classes=2),
     loss_named("softmax", num_classes=5, l2=0.01),
     loss_named("hinge"),
+    loss_named("smooth_hinge"),
+    SmoothHinge(width=0.25, l2=0.1),
     loss_named("huber"),
     Huber(threshold=0.3, l2=0.2),
 ]
@@ -111,7 +113,43 @@ def test_constants_by_hand() -> None:
     assert loss_named("softmax", num_classes=10).hessian_trace == pytest.approx(0.9)
     assert loss_named("softmax").lipschitz == pytest.approx(sqrt(2))
     assert loss_named("hinge").loss_at_zero == 1
+    smooth = loss_named("smooth_hinge")
+    assert (smooth.loss_at_zero, smooth.smoothness, smooth.lipschitz) == (0.5, 1, 1)
+    assert SmoothHinge(width=0.25, l2=0.5).smoothness == 4.5
     assert Huber(threshold=0.5, label_bound=2).loss_at_zero == 0.5 * (2 - 0.25)
+
+
+@given(
+    first=st.floats(-5, 5),
+    second=st.floats(-5, 5),
+    width=st.floats(0.01, 1),
+    label=st.integers(0, 1),
+)
+def test_no_pair_of_scores_breaks_the_smooth_hinges_curvature(
+    first: float, second: float, width: float, label: int
+) -> None:
+    loss, y = SmoothHinge(width=width), np.full(2, label)
+    slopes = loss.slopes(np.array([first, second]), y)
+    change, distance = abs(slopes[0] - slopes[1]), abs(first - second)
+    assert change <= loss.curvature * distance * (1 + 1e-12) + 1e-12
+    assert np.abs(slopes).max() <= loss.lipschitz
+
+
+def test_smooth_hinges_curvature_and_slope_are_reached() -> None:
+    for width in (1.0, 0.2):
+        loss, y = SmoothHinge(width=width), np.ones(2, dtype=int)
+        slopes = loss.slopes(np.array([1 - width, 1.0]), y)
+        assert slopes.tolist() == pytest.approx([-1, 0])
+
+
+def test_smooth_hinge_approaches_hinge() -> None:
+    theta, x, y = rows(Hinge(), seed=8)
+    for width in (1.0, 0.1, 1e-3):
+        gap = Hinge().value(theta, x, y) - SmoothHinge(width=width).value(theta, x, y)
+        assert 0 <= gap <= width / 2
+    # Rennie and Srebro's smooth hinge, piece by piece.
+    ours = SmoothHinge().losses(np.array([-2.0, 0.5, 1.5]), np.ones(3))
+    assert ours.tolist() == pytest.approx([2.5, 0.125, 0])
 
 
 def test_two_class_softmax_is_logistic_regression() -> None:
@@ -152,6 +190,8 @@ def test_huge_scores_do_not_overflow() -> None:
         (lambda: loss_named("hinge", l2=-1), "l2 must be at least 0"),
         (lambda: loss_named("hinge", l2=float("nan")), "l2 must be at least 0"),
         (lambda: Huber(threshold=0), "threshold must be above 0"),
+        (lambda: SmoothHinge(width=1.5), "width must be above 0 and at most 1"),
+        (lambda: loss_named("smooth_hinge", num_classes=3), "use 'softmax'"),
     ],
 )
 def test_bad_losses_are_refused(make: object, message: str) -> None:

@@ -116,13 +116,69 @@ def test_a_public_sample_gives_the_constants_of_its_rows() -> None:
     problem = small().with_public_sample(x, y)
     top = np.linalg.eigvalsh(x.T @ x / 500)[-1]
     assert problem["smoothness"] == pytest.approx(top / 4)
-    assert problem["hessian_trace"] == pytest.approx(0.25)
-    assert problem["spectrum_decay"] > 1
+    assert problem["spike_share"] == pytest.approx(top)  # the rows have norm 1
+    assert problem.modes is not None
+    assert problem.modes.eigenvalue.sum() == pytest.approx(1)
     # At theta = 0 every gradient is half a row, and the rows have norm 1.
     mean = np.linalg.norm((np.where(y == 1, -0.5, 0.5)[:, None] * x).mean(axis=0))
     assert problem["gradient_variance"] == pytest.approx(0.25 - mean**2)
     assert problem.constants["smoothness"].source == "public sample"
     assert (problem.prior_mu == 0).all()
+
+
+def test_labels_without_a_relation_have_no_gap() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(400, 5))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    modes = small().with_public_sample(x, rng.integers(2, size=400)).modes
+    assert modes is not None
+    # By hand: sampling noise alone would give 1 / (2 n) a mode.
+    assert modes.gap.sum() < 5 / 800
+
+
+@pytest.mark.parametrize("loss", ["logistic", "softmax", "hinge", "huber"])
+def test_the_gap_of_a_mode_is_what_a_step_along_it_gains(loss: str) -> None:
+    # One mode, many rows: the quadratic at zero, by its finite differences.
+    rng = np.random.default_rng(2)
+    x = np.full((4000, 1), 0.5)
+    y = (rng.random(4000) < 0.6).astype(int) if loss != "huber" else np.full(4000, 0.3)
+    classes = 2 if loss == "softmax" else None
+    problem = fb.Problem(num_samples=[9], dim=1, loss=loss, num_classes=classes)
+    modes = problem.with_public_sample(x, y).modes
+    assert modes is not None
+    model, zero = problem.model, np.zeros(problem.num_params)
+    gradient = model.gradient(zero, x, y)
+    step = 1e-3 * gradient / np.linalg.norm(gradient)
+    change = model.gradient(step, x, y) - model.gradient(-step, x, y)
+    curvature = float(change @ step / (2 * step @ step))
+    if loss == "hinge":  # flat at zero: its mean curvature is assumed
+        curvature = 0.43 * 0.25
+    expected = float(gradient @ gradient) / (2 * curvature)
+    assert modes.gap[0] == pytest.approx(expected, rel=0.02)
+
+
+def test_the_spread_of_labels_gives_the_gap_of_a_regression() -> None:
+    assumed = small(loss="huber")
+    assert assumed.constants["initial_gap"].source == "assumed"
+    stated = assumed.with_constants(
+        label_spread=fb.Constant(value=0.4, source="stated")
+    )
+    assert stated["initial_gap"] == pytest.approx(0.08)  # 0.4^2 / 2
+    assert stated.constants["initial_gap"].source == "stated"
+    y = np.array([0.2, -0.2, 0.2, 0.2, -0.2])
+    measured = assumed.with_public_sample(np.eye(5), y)
+    assert measured["label_spread"] == pytest.approx(0.2)
+    assert measured.constants["initial_gap"].source == "public sample"
+    with pytest.raises(fb.InvalidInputError, match="at least 0 and at most 1"):
+        assumed.with_constants(label_spread=fb.Constant(value=2, source="stated"))
+
+
+def test_modes_stay_when_constants_are_replaced() -> None:
+    problem = small().with_public_sample(np.eye(5), np.array([0, 1, 0, 1, 1]))
+    again = problem.with_constants(
+        dissimilarity=fb.Constant(value=0.3, source="stated")
+    )
+    assert again.modes is problem.modes is not None
 
 
 def test_a_public_sample_must_be_in_the_unit_ball() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import fedbudget as fb
 from fedbudget.files import whole_file
-from fedbudget.record import read_run
+from fedbudget.record import kind_of, read_run
 from tests.examples import plain, round_of, small_data
 
 PLAN = fb.plan(
@@ -28,9 +28,30 @@ def test_a_new_folder_holds_the_plan_and_its_origin(tmp_path: Path) -> None:
     record = fb.Record(tmp_path / "deep" / "run", about={"seed": 7})
     assert record.open(PLAN) == (None, [])
     about = json.loads((record.path / "about.json").read_text())
-    assert about["seed"] == 7 and about["privacy"] == str(PLAN.privacy)
+    assert about["seed"] == 7 and about["kind"] == "simulation"
+    assert about["privacy"] == str(replace(PLAN.privacy, kind="simulation"))
     assert about["versions"]["numpy"] == np.__version__
     assert json.loads((record.path / "plan.json").read_text()) == PLAN.to_dict()
+
+
+def test_a_release_and_a_simulation_are_told_apart(tmp_path: Path) -> None:
+    caveat = "NOT covered: the rows of this test"
+    for kind in ("release", "simulation"):
+        folder = fb.Record(tmp_path / kind)
+        folder.open(PLAN, kind=kind, caveats=[caveat])
+        run = read_run(folder.path)
+        assert run.kind == kind and str(run.privacy).endswith(f"; {caveat}")
+        about = json.loads((folder.path / "about.json").read_text())
+        assert about["privacy"] == str(run.privacy)
+    assert "nothing is promised for this model" in str(run.privacy)
+    with pytest.raises(fb.RecordError, match="holds a release, not a simulation"):
+        fb.Record(tmp_path / "release").open(PLAN)
+
+
+def test_only_a_fleet_made_releases_before_folders_told_so() -> None:
+    assert kind_of({"seed": 0}) == "simulation" == kind_of({})
+    assert kind_of({"fleet": "home"}) == "release"
+    assert kind_of({"fleet": "home", "kind": "simulation"}) == "simulation"
 
 
 def test_an_interrupted_run_is_resumed_after_its_last_complete_round(

@@ -1,6 +1,8 @@
 """Replanned runs stay within their initial budgets."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -10,13 +12,14 @@ from hypothesis import given, settings, strategies as st
 import fedbudget as fb
 from fedbudget.checks import Array
 from fedbudget.ledger import Charge, Ledger
+from fedbudget.privacy import Kind
 from fedbudget.training import Order, Replies, Run
-from tests.examples import round_of, small_data
+from tests.examples import honest, plain, round_of, small_data
 
 PRICES = fb.Prices(communication=100, computation=1)
 DATA = small_data(devices=4, rows=200)
 PROBLEM = DATA.problem(dissimilarity="iid")
-BUDGET = fb.Budget(epsilon=[4.0, 2.0, 4.0, 4.0], cost=1000)
+BUDGET = fb.Budget(epsilon=[4.0, 2.0, 4.0, 4.0], delta=1e-4, cost=1000)
 
 
 def charged(plan: fb.Plan, ledger: Ledger, rounds: int, prices: fb.Prices) -> Run:
@@ -53,7 +56,9 @@ def test_arbitrary_replanning_never_exceeds_a_budget(
             value=0.3, source="measured privately", release="q", mu=measured
         )
         problem = problem.with_constants(dissimilarity=constant)
-    budget = fb.Budget(epsilon=[epsilon, 0.7 * epsilon, epsilon, epsilon], cost=1000)
+    budget = fb.Budget(
+        epsilon=[epsilon, 0.7 * epsilon, epsilon, epsilon], delta=1e-4, cost=1000
+    )
     ledger = Ledger(budget, num_devices=4)
     plan = fb.plan(problem, budget, prices, learning_rate=2.0)
     mu_sq: Array = np.full(4, measured**2)
@@ -118,8 +123,9 @@ def test_training_continues_without_a_silent_device() -> None:
 
 
 def test_a_continued_run_starts_from_the_model_and_draws_new_noise() -> None:
-    # With drift correction, a continued run starts without the shifts of the first.
-    plan = fb.plan(PROBLEM, BUDGET, PRICES, drift_correction=False)
+    plan = fb.plan(
+        PROBLEM, BUDGET, PRICES, drift_correction=False, noise_schedule=False
+    )
     whole = fb.SimulatedDevices(DATA, seed=3)
     straight = fb.train(replace(plan, momentum=0.0), whole)
     parts = fb.SimulatedDevices(DATA, seed=3)
@@ -131,6 +137,132 @@ def test_a_continued_run_starts_from_the_model_and_draws_new_noise() -> None:
     second = fb.train(rest, parts, after=first)
     # The same plan in two parts gives the same model: noise depends on the step.
     assert second.theta == pytest.approx(straight.theta, abs=1e-9)
+
+
+def test_full_batches_after_smaller_ones_are_full_for_every_device() -> None:
+    plan = fb.plan(PROBLEM, BUDGET, PRICES, batch_size=20)
+    run = charged(plan, Ledger(BUDGET, num_devices=4), 1, PRICES)
+    rest = fb.replan(run, PROBLEM, BUDGET, PRICES, gone=[0])
+    assert (plan.sampling, rest.sampling) == ("fixed", "full")
+    assert rest.batch_size.tolist() == PROBLEM.num_samples.tolist()
+    assert fb.Plan.from_dict(rest.to_dict()).takes_part(1).tolist() == [
+        False,
+        *[True] * 3,
+    ]
+
+
+class TestAContinuedRunKeepsItsState:
+    """Momentum and drift correction go on where the first run stopped."""
+
+    DATA = small_data(devices=4, rows=200, unlike=2.0)
+    PLAN = honest(
+        fb.plan(
+            DATA.problem(), BUDGET, PRICES, drift_correction=True, noise_schedule=False
+        ),
+        rounds=8,
+        momentum=0.6,
+    )
+
+    def parts(
+        self, devices: fb.SimulatedDevices, plan: fb.Plan | None = None, **options: Any
+    ) -> tuple[Run, Run]:
+        """Run five rounds of the plan, and then another plan."""
+        rest = replace(self.PLAN, rounds=3) if plan is None else plan
+        first = fb.train(self.PLAN, devices, stop=lambda latest: latest.number == 5)
+        return first, fb.train(rest, devices, after=first, **options)
+
+    def test_the_same_plan_in_two_parts_gives_the_same_model(self) -> None:
+        straight = fb.train(self.PLAN, fb.SimulatedDevices(self.DATA, seed=3))
+        first, second = self.parts(fb.SimulatedDevices(self.DATA, seed=3))
+        assert second.theta == pytest.approx(straight.theta, abs=1e-5)
+        assert np.abs(second.theta - first.theta).max() > 0.01
+        # It would not without the state.
+        without = replace(first, velocity=None, state={})
+        devices = fb.SimulatedDevices(self.DATA, seed=3)
+        fb.train(self.PLAN, devices, stop=lambda latest: latest.number == 5)
+        restarted = fb.train(replace(self.PLAN, rounds=3), devices, after=without)
+        assert np.abs(restarted.theta - straight.theta).max() > 0.01
+
+    def test_it_costs_no_privacy(self) -> None:
+        straight = fb.train(self.PLAN, fb.SimulatedDevices(self.DATA, seed=3))
+        second = self.parts(fb.SimulatedDevices(self.DATA, seed=3))[1]
+        spent = straight.rounds[-1].epsilon
+        assert second.rounds[-1].epsilon == pytest.approx(spent, rel=1e-9)
+
+    def test_another_pace_scales_both(self) -> None:
+        first, _ = self.parts(fb.SimulatedDevices(self.DATA, seed=3))
+        assert first.velocity is not None
+        plan = honest(
+            self.PLAN,
+            learning_rate=self.PLAN.learning_rate / 2,
+            tau=3 * self.PLAN.tau,
+            momentum=0.2,
+            weights=np.array([0.5, 0.5, 0.0, 0.0]),
+        )
+        devices = Remembering(self.DATA)
+        devices._drawn = {0: first.steps}
+        with pytest.raises(KeyboardInterrupt):
+            fb.train(plan, devices, after=first)
+        order = devices.order
+        assert np.array_equal(order.theta, first.theta)
+        # 1/2 of the rate, 3 times the steps, and 1 / (1 - 0.6) becomes 1 / (1 - 0.2)
+        assert order.velocity == pytest.approx(first.velocity * 0.5 * 3 * 0.4 / 0.8)
+        halved = 0.5 * first.state["shifts"]
+        centred = halved - (halved[0] + halved[1]) / 2
+        assert order.state["shifts"] == pytest.approx(centred, abs=1e-6)
+        assert order.state.keys() == {"shifts"}
+
+    def test_an_interrupted_continuation_is_resumed(self, tmp_path: Path) -> None:
+        straight = self.parts(fb.SimulatedDevices(self.DATA, seed=3))[1]
+        devices = fb.SimulatedDevices(self.DATA, seed=3)
+
+        def cut(latest: fb.Round) -> None:
+            if latest.number == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self.parts(devices, record=tmp_path / "run", on_round=cut)
+        again = fb.SimulatedDevices(self.DATA, seed=3)
+        _, resumed = self.parts(again, record=tmp_path / "run")
+        assert np.array_equal(resumed.theta, straight.theta)
+        assert plain(resumed.rounds) == plain(straight.rounds)
+
+    def test_real_devices_that_correct_drift_get_no_velocity(self) -> None:
+        first, _ = self.parts(fb.SimulatedDevices(self.DATA, seed=3))
+        for drift_correction in (True, False):
+            plan = replace(self.PLAN, drift_correction=drift_correction)
+            devices = Real()
+            with pytest.raises(KeyboardInterrupt):
+                fb.train(plan, devices, after=first)
+            assert devices.order.velocity is not None
+            moves = bool(devices.order.velocity.any())
+            assert moves == (not drift_correction)
+            assert devices.order.state == {}
+
+
+class Real:
+    """Devices that keep their own state; they stop at the first order."""
+
+    kind: Kind = "release"
+    num_devices = 4
+    order: Order
+
+    def begin(self, plan: fb.Plan) -> None:
+        pass
+
+    def run_round(self, order: Order) -> Replies:
+        self.order = order
+        raise KeyboardInterrupt
+
+
+class Remembering(fb.SimulatedDevices):
+    """Simulated devices that stop at the first order."""
+
+    order: Order
+
+    def run_round(self, order: Order) -> Replies:
+        self.order = order
+        raise KeyboardInterrupt
 
 
 def test_invalid_replanning_is_refused() -> None:
@@ -167,7 +299,7 @@ def test_another_problem_or_an_unknown_device_is_refused() -> None:
     for gone in ([99], [-1], ["a"], [1.5]):
         with pytest.raises(fb.InvalidInputError, match="gone must be"):
             fb.replan(run, PROBLEM, BUDGET, PRICES, gone=gone)  # type: ignore[arg-type]
-    two = fb.Budget(epsilon=4, cost=1000)
+    two = fb.Budget(epsilon=4, delta=1e-4, cost=1000)
     for other in (
         fb.Problem(num_samples=PROBLEM.num_samples[:2], dim=PROBLEM.dim),
         fb.Problem(num_samples=PROBLEM.num_samples, dim=9),

@@ -168,4 +168,12 @@ def test_a_folder_that_cannot_be_written(
 
 
 def test_a_plan_without_privacy_has_no_epsilon() -> None:
-    assert parameters(PLAN.without_privacy())["epsilon"] == "none"
+    shown = parameters(PLAN.without_privacy(), "simulation")
+    assert shown["epsilon"] == "none"
+
+
+def test_a_tracker_tells_a_release_from_a_simulation() -> None:
+    simulation, release = parameters(PLAN, "simulation"), parameters(PLAN, "release")
+    assert "nothing is promised for this model" in simulation["privacy"]
+    assert release["privacy"].startswith("release: (")
+    assert (simulation["kind"], release["kind"]) == ("simulation", "release")

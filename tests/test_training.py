@@ -15,7 +15,7 @@ import pytest
 
 import fedbudget as fb
 from fedbudget.algorithm import Batch, Server, local_steps, weighted_mean
-from fedbudget.privacy import GDP
+from fedbudget.privacy import GDP, Kind
 from fedbudget.record import read_run
 from fedbudget.simulation.dissimilarity import measure_dissimilarity
 from fedbudget.training import Order, Replies
@@ -45,12 +45,14 @@ def small_data(seed: int = 0, devices: int = 4, rows: int = 120) -> fb.Dataset:
 
 
 DATA = small_data()
-PLAN = fb.plan(DATA.problem(), BUDGET, PRICES)
+PLAN = fb.plan(DATA.problem(), BUDGET, PRICES, noise_schedule=False)
 
 
 class Scripted:
     """Devices whose answers a test gives."""
 
+    kind: Kind = "simulation"
+    caveats: tuple[str, ...] = ("NOT covered: a test's counts",)
     num_devices = 4
     steps_taken = 0
 
@@ -95,6 +97,18 @@ def test_the_release_is_the_last_average() -> None:
     assert run.theta.tolist() == [3.0] * 4
     assert [done.number for done in run.rounds] == [1, 2, 3]
     assert run.rounds[-1].steps == 3 * PLAN.tau
+
+
+def test_a_run_states_its_kind_and_what_is_not_covered(tmp_path: Path) -> None:
+    devices = Scripted([np.ones(4)])
+    run = fb.train(changed(rounds=1), devices, record=tmp_path)
+    assert str(run.privacy).startswith("simulation: devices would spend (")
+    assert str(run.privacy).endswith("this model; NOT covered: a test's counts")
+    assert str(read_run(tmp_path).privacy) == str(run.privacy)
+    devices = Scripted([np.ones(4)])
+    devices.kind = "release"
+    run = fb.train(changed(rounds=1), devices)
+    assert run.kind == "release" and str(run.privacy).startswith("release: (")
 
 
 def test_momentum_is_heavy_ball_by_hand() -> None:
@@ -197,10 +211,75 @@ def test_a_sweep_runs_what_train_runs() -> None:
     for p, plan in enumerate(plans):
         for s, seed in enumerate((3, 4)):
             run = fb.train(plan, fb.SimulatedDevices(DATA, seed=seed))
-            assert swept.theta[p, s] == pytest.approx(run.theta, abs=1e-5)
+            assert np.array_equal(swept.theta[p, s], run.theta)
             accuracy = swept.measured["test_accuracy"][p, s]
             assert accuracy == pytest.approx(run.measured["test_accuracy"])
     assert len(list(swept.rows())) == 6
+
+
+class TestMeasuringSomeRounds:
+    """With `measure_every`, some rounds have measurements, and the last one always."""
+
+    def measured(self, run: fb.Run) -> list[int]:
+        return [done.number for done in run.rounds if done.measured]
+
+    @pytest.mark.parametrize(
+        "every, expected", [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (100, [7])]
+    )
+    def test_every_so_many_rounds_and_the_last(
+        self, every: int, expected: list[int]
+    ) -> None:
+        plan = changed(rounds=7)
+        run = fb.train(plan, fb.SimulatedDevices(DATA), measure_every=every)
+        assert self.measured(run) == expected
+        all_of_them = fb.train(plan, fb.SimulatedDevices(DATA))
+        assert np.array_equal(run.theta, all_of_them.theta)
+        for number in expected:
+            measured = run.rounds[number - 1].measured
+            assert measured == all_of_them.rounds[number - 1].measured
+
+    def test_a_run_that_is_stopped_is_measured_at_its_end(self) -> None:
+        run = fb.train(
+            changed(rounds=7),
+            fb.SimulatedDevices(DATA),
+            measure_every=3,
+            stop=lambda latest: latest.number == 4,
+        )
+        assert self.measured(run) == [3, 4]
+        assert run.measured["train_loss"] > 0
+
+    def test_it_may_change_when_a_run_is_resumed(self, tmp_path: Path) -> None:
+        plan = changed(rounds=7)
+
+        def cut(latest: fb.Round) -> None:
+            if latest.number == 4:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fb.train(
+                plan,
+                fb.SimulatedDevices(DATA),
+                measure_every=3,
+                record=tmp_path / "run",
+                on_round=cut,
+            )
+        interrupted = read_run(tmp_path / "run")
+        assert interrupted.metric == "test_accuracy"
+        assert len(interrupted.series("train_loss")) == 1
+        assert len(interrupted.spent("cost")) == 4
+        assert interrupted.spent("cost", measured=True).tolist() == [
+            interrupted.rounds[2].cost.max()
+        ]
+        fb.train(
+            plan, fb.SimulatedDevices(DATA), measure_every=2, record=tmp_path / "run"
+        )
+        run = read_run(tmp_path / "run")
+        assert [done.number for done in run.measured_rounds] == [3, 6, 7]
+
+    @pytest.mark.parametrize("every", [0, -1, 1.5])
+    def test_other_numbers_are_refused(self, every: Any) -> None:
+        with pytest.raises(fb.InvalidInputError, match="measure_every"):
+            fb.train(PLAN, fb.SimulatedDevices(DATA), measure_every=every)
 
 
 class TestTheDeviceDecides:
@@ -238,7 +317,8 @@ class TestTheDeviceDecides:
         problem = DATA.problem()
         devices = fb.SimulatedDevices(DATA)
         for seed, times in ((0, 1), (0, 1), (1, 2)):  # the same one, then another
-            measured = measure_dissimilarity(DATA, problem, BUDGET, seed=seed)
+            queried = fb.SimulatedDevices(DATA, seed=seed)
+            measured = measure_dissimilarity(queried, problem, BUDGET, PRICES)
             devices.begin(fb.plan(measured, BUDGET, PRICES))
             mu = measured.prior_mu * times**0.5
             spent = GDP.epsilon_from_mu(mu, 1e-4)
@@ -292,7 +372,10 @@ class TestTheDeviceDecides:
             lambda: changed(loss="softmax", num_classes=3, lipschitz=2.0),
             "3 classes, the data have 2",
         ),
-        (lambda: changed(num_samples=[9999] * 4), "9999 training rows on device 0"),
+        (
+            lambda: changed(num_samples=[9999] * 4, batch_size=[9999] * 4),
+            "9999 training rows on device 0",
+        ),
     ],
 )
 def test_a_plan_for_other_data_is_refused(plan: Any, message: str) -> None:

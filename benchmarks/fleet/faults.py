@@ -23,7 +23,7 @@ from tests.fleet.brokers import FLEETS, USUAL
 from tests.fleet.faults import Report, campaign
 
 NUM_DEVICES = 4
-TERMS = Terms(epsilon=4, cost=150, communication=2, computation=1)
+TERMS = Terms(epsilon=4, delta=1e-4, cost=150, communication=2, computation=1)
 MOST_SECONDS = 1800  # for one run
 
 

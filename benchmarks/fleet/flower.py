@@ -21,7 +21,7 @@ from fedbudget.privacy import rounded_up
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
 from tests.fleet.flower_trial import FlowerTrial
 
-TERMS = Terms(epsilon=4, cost=1000, communication=100, computation=1)
+TERMS = Terms(epsilon=4, delta=1e-4, cost=1000, communication=100, computation=1)
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from fedbudget.fleet.demo import Terms
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
 from tests.fleet.brokers import FLEETS, USUAL
 
-TERMS = Terms(epsilon=4, cost=1000, communication=10, computation=1)
+TERMS = Terms(epsilon=4, delta=1e-4, cost=1000, communication=10, computation=1)
 
 
 class Relay:

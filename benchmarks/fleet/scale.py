@@ -183,7 +183,7 @@ def run_rounds(
     declared = gather(connection, roster, count=count, seconds=300)
     plan = fb.plan(
         fb.Problem(num_samples=[100] * count, dim=DIM),
-        fb.Budget(epsilon=4, cost=1000),
+        fb.Budget(epsilon=4, delta=1e-4, cost=1000),
         fb.Prices(communication=100, computation=1),
         weights="uniform",
     )

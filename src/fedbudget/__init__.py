@@ -31,6 +31,7 @@ from fedbudget.errors import (
 )
 
 if TYPE_CHECKING:
+    from fedbudget.auditing import Audit, ClaimAudit, audit
     from fedbudget.budget import Budget, Prices
     from fedbudget.data import (
         Categorical,
@@ -51,9 +52,15 @@ if TYPE_CHECKING:
     from fedbudget.interop import LinearModel, plan_schema
     from fedbudget.ledger import Charge, Ledger, Turns
     from fedbudget.planning import Frontier, Plan, frontier, plan
-    from fedbudget.privacy import NoisyGradients, PrivacyStatement
+    from fedbudget.privacy import (
+        LocalSteps,
+        NoisyGradients,
+        NoisyUploads,
+        PrivacyStatement,
+    )
     from fedbudget.problem import Constant, Problem
     from fedbudget.record import Record, Round
+    from fedbudget.release.devices import ReleaseDevices
     from fedbudget.replanning import replan, train_replanning
     from fedbudget.reporting.run_report import report
     from fedbudget.simulation.devices import SimulatedDevices
@@ -66,6 +73,7 @@ __version__ = "0.1.0"
 # The module of each other name. It is imported on first use: a device has little memory
 # and must not load planning or simulation.
 _MODULES = {
+    "auditing": "Audit ClaimAudit audit",
     "budget": "Budget Prices",
     "data": "Categorical Dataset Numeric Schema from_partitions from_table hold_out "
     "infer_schema load",
@@ -75,9 +83,10 @@ _MODULES = {
     "interop": "LinearModel plan_schema",
     "ledger": "Charge Ledger Turns",
     "planning": "Frontier Plan frontier plan",
-    "privacy": "NoisyGradients PrivacyStatement",
+    "privacy": "LocalSteps NoisyGradients NoisyUploads PrivacyStatement",
     "problem": "Constant Problem",
     "record": "Record Round",
+    "release.devices": "ReleaseDevices",
     "replanning": "replan train_replanning",
     "reporting.run_report": "report",
     "trackers": "tracker",
@@ -86,9 +95,11 @@ _MODULES = {
 _LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
+    "Audit",
     "Budget",
     "Categorical",
     "Charge",
+    "ClaimAudit",
     "Constant",
     "DataError",
     "DataWarning",
@@ -100,9 +111,11 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "LinearModel",
+    "LocalSteps",
     "MessageError",
     "MissingExtraError",
     "NoisyGradients",
+    "NoisyUploads",
     "NotPrivateWarning",
     "Numeric",
     "OneDeviceWarning",
@@ -114,6 +127,7 @@ __all__ = [
     "Problem",
     "Record",
     "RecordError",
+    "ReleaseDevices",
     "Round",
     "Run",
     "Schema",
@@ -122,6 +136,7 @@ __all__ = [
     "TrainingError",
     "Turns",
     "__version__",
+    "audit",
     "check_pipeline",
     "from_partitions",
     "from_table",

@@ -1,4 +1,4 @@
-"""The algorithm in NumPy, close to the paper's pseudocode: local steps, averages.
+"""The algorithm in NumPy, close to the paper's pseudocode: local steps, averages, sums.
 
 The local steps are the reference: the compiled kernels (`simulation.kernels`) and the
 steps of real devices (`fleet.device.exact_steps`) are tested against them. `Server`
@@ -144,6 +144,37 @@ def weighted_mean(thetas: Sequence[Floats] | Floats, weights: Floats) -> Floats:
     The paper's `global_aggregation_rule_2` has all weights at 1/M.
     """
     return np.asarray(np.asarray(weights) @ np.stack(list(thetas)))
+
+
+def noisy_upload(
+    theta: Floats,
+    reply: Floats,
+    *,
+    weight: float,
+    noise_std: float,
+    rng: "np.random.Generator",  # quoted: real devices do not load it
+    clip: float | None = None,
+) -> Floats:
+    """Return what a device adds to a sum: its weighted move, and its share of noise.
+
+    This is noise once per upload: the reply is theta after `local_steps` without noise.
+    The server sees only sums of uploads (`privacy.uploads` has the guarantee).
+    """
+    move = reply - theta
+    if clip is not None:
+        move = move * (clip / max(float(np.linalg.norm(move)), clip))
+    return np.asarray(weight * move + noise_std * rng.standard_normal(len(theta)))
+
+
+def model_of_sum(
+    theta: Floats, uploads: Sequence[Floats] | Floats, weights: Floats
+) -> Floats:
+    """Return the server's model from the sum of the uploads that arrived.
+
+    Without noise it is the weighted mean of these devices' models. The weights are
+    public, so dividing by their sum costs no privacy.
+    """
+    return np.asarray(theta + np.sum(np.stack(list(uploads)), axis=0) / np.sum(weights))
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,7 +1,7 @@
 """Budgets of a device, prices, and the cost of a run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,8 +12,9 @@ from fedbudget.errors import InvalidInputError
 # Far above any use, and far below where the arithmetic of a plan overflows.
 MOST_EPSILON, MOST_COST, LEAST_DELTA = 1e12, 1e100, 1e-100
 
+DELTA = 1e-4  # the paper's; no larger one is planned
+
 # Defaults.
-DELTA = 1e-4  # the paper's
 COMMUNICATION_PRICE, COMPUTATION_PRICE = 100, 1  # of a round, of a step; the paper's
 # Initial values in new configs, demos, UI pages and estimators; there is no default.
 FIRST_EPSILON, FIRST_COST = 4.0, 1000.0
@@ -23,31 +24,25 @@ FIRST_EPSILON, FIRST_COST = 4.0, 1000.0
 class Budget:
     """The privacy loss and the resource cost that each device may spend at most.
 
-    Every field is one number for all devices, or one per device.
+    Every field is one number for all devices, or one per device. A delta that is not
+    given is planned from the devices' numbers of rows: see `planned_delta`.
 
     >>> Budget(epsilon=4.0, delta=1e-4, cost=1000)
     Budget(epsilon=4.0, delta=0.0001, cost=1000.0)
     """
 
     epsilon: PerDevice
-    delta: PerDevice = DELTA
+    delta: PerDevice | None = None  # None: planned
     cost: PerDevice  # in the unit of the prices
 
     def __post_init__(self) -> None:
-        checked = {
+        checked: dict[str, PerDevice] = {
             "epsilon": within(
                 "epsilon",
                 self.epsilon,
                 above=0,
                 most=MOST_EPSILON,
                 remedy="1 to 10 are usual",
-            ),
-            "delta": within(
-                "delta",
-                self.delta,
-                least=LEAST_DELTA,
-                below=1,
-                remedy="use less than one over the number of samples of a device",
             ),
             "cost": within(
                 "cost",
@@ -57,13 +52,41 @@ class Budget:
                 remedy="it must pay for at least one round",
             ),
         }
+        if self.delta is not None:
+            checked["delta"] = within(
+                "delta",
+                self.delta,
+                least=LEAST_DELTA,
+                below=1,
+                remedy="use less than one over the number of samples of a device",
+            )
         _set(self, checked)
+
+    def for_rows(self, num_samples: ArrayLike) -> "Budget":
+        """Return the budget of devices with these rows: its delta, or a planned one.
+
+        >>> Budget(epsilon=4.0, cost=1000).for_rows([51, 1628])
+        Budget(epsilon=4.0, delta=6e-05, cost=1000.0)
+        """
+        if self.delta is not None:
+            return self
+        return replace(self, delta=planned_delta(num_samples))
+
+    def delta_or_raise(self) -> PerDevice:
+        """Return delta; raise if it has yet to be planned."""
+        if self.delta is None:
+            raise InvalidInputError(
+                "delta is not given, and there are no rows to plan it from: give one "
+                "below 1 / (10 n) for a device of n rows, or use budget.for_rows",
+                argument="delta",
+            )
+        return self.delta
 
     def per_device(self, num_devices: int) -> tuple[Array, Array, Array]:
         """Return epsilon, delta and cost as arrays with one entry per device."""
         return (
             per_device("epsilon", self.epsilon, num_devices),
-            per_device("delta", self.delta, num_devices),
+            per_device("delta", self.delta_or_raise(), num_devices),
             per_device("cost", self.cost, num_devices),
         )
 
@@ -130,6 +153,21 @@ def check_devices(budget: Budget, prices: Prices, num_devices: int) -> None:
     for owner in (budget, prices):
         for name, value in vars(owner).items():
             per_device(name, value, num_devices)
+
+
+def planned_delta(num_samples: ArrayLike) -> float:
+    """Return a delta for devices with these training rows, one for all.
+
+    It is the smaller of 1e-4 and 1 / (10 n) for the n rows of the largest device,
+    rounded down to one digit: with probability delta anything may leak, also a row, so
+    delta must be well below 1 / n.
+
+    >>> planned_delta([51, 1628]), planned_delta(8400), planned_delta(1000)
+    (6e-05, 1e-05, 0.0001)
+    """
+    limit = 10 * int(np.max(num_samples))
+    power = len(str(limit - 1))  # the least whole number with 10^power >= limit
+    return min(DELTA, float(f"{10**power // limit}e-{power}"))
 
 
 def _set(frozen: Budget | Prices, values: Mapping[str, PerDevice]) -> None:

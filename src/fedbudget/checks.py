@@ -17,7 +17,7 @@ from fedbudget.text import shown
 
 Array: TypeAlias = NDArray[np.float64]
 # One number for all devices, or one per device; checked values are floats or arrays.
-PerDevice: TypeAlias = "float | Sequence[float] | Array"
+PerDevice: TypeAlias = float | Sequence[float] | Array
 
 MAX_TEXT = 200  # characters
 MAX_SEED = 2**64 - 1  # the kernels' random state is 64 bits

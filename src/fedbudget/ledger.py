@@ -8,12 +8,20 @@ Gaussian steps without sampling compose exactly by adding mu^2, also when the no
 later step depends on earlier answers (fully adaptive composition holds for Gaussian DP:
 Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023).
 
+Poisson-sampled steps have no such theorem. What holds: K steps whose noise and sampling
+probability are *fixed in advance* are dominated by the K-fold product of one dominating
+pair, whatever the model of each step depends on (Zhu, Dong and Wang 2022, Theorem 10),
+and stopping early is post-processing of that product. So a ledger claims amplification
+only if a device's first charge is sampled, and then accepts only steps that the first
+one dominates: with at least its noise, and at most its probability. Sampled steps of
+any other device are counted without amplification, as Gaussian steps.
+
 Disjoint batches that are taken in turn cost less (parallel composition). B consecutive
 steps are a lap, and a row is in at most one of them. So a lap costs as much as one
 step, and is charged when it begins.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -22,16 +30,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.budget import DELTA, Budget
 from fedbudget.checks import Array, floats, whole
-from fedbudget.errors import InvalidInputError
+from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.privacy import (
     GDP,
     ZCDP,
     PldAccountant,
     accountant_named,
+    rounded_up,
 )
 
 Bools: TypeAlias = NDArray[np.bool_]
 
+_FEW = 256  # epsilons that are converted in advance, at most
 # Relative tolerance: a sum of costs differs from their product by rounding errors.
 _ROUNDING = 1e-12
 
@@ -107,12 +117,86 @@ class _Laps(NamedTuple):
         return _Laps(*map(lambda x, y: np.where(where, x, y), new, self))
 
 
+class _Sampled(NamedTuple):
+    """Sampled steps that amplification is claimed for, all like a device's first."""
+
+    noise_multiplier: Array
+    probability: Array
+    steps: Array  # 0: a device without such steps
+
+    @classmethod
+    def none(cls, num_devices: int) -> "_Sampled":
+        one = np.ones(num_devices)
+        return cls(noise_multiplier=one, probability=one, steps=np.zeros(num_devices))
+
+    @property
+    def mu_sq(self) -> Array:
+        """The cost of the steps without amplification."""
+        return mu_squared(self.steps, self.noise_multiplier)
+
+    def dominates(self, charge: Charge) -> Bools:
+        """Return where a charge's steps cost at most as much as those before."""
+        noise, probability = charge.noise_multiplier, charge.sampling_probability
+        return np.asarray(
+            (floats(noise) >= self.noise_multiplier)
+            & (floats(probability) <= self.probability)
+        )
+
+    def with_steps(self, charge: Charge, *, where: Bools) -> "_Sampled":
+        first = where & (self.steps == 0)
+        return _Sampled(
+            np.where(first, floats(charge.noise_multiplier), self.noise_multiplier),
+            np.where(first, floats(charge.sampling_probability), self.probability),
+            np.where(where, self.steps + charge.steps, self.steps),
+        )
+
+    def without(self, where: Bools) -> "_Sampled":
+        return self._replace(steps=np.where(where, 0.0, self.steps))
+
+
 class _Released(NamedTuple):
     """All releases of the devices so far."""
 
     mu_sq: Array
-    sampled: list[tuple[Array, Array, Array]]  # noise multiplier, probability, steps
+    added: Array  # to mu_sq by the last charge
+    sampled: _Sampled | None  # None: no sampled steps
     laps: _Laps | None  # None: no batches taken in turn
+
+
+class _Epsilons:
+    """Epsilons of devices that add the same mu^2 in every round, converted in advance.
+
+    A conversion of one value takes as long as one of fifty. After a second charge of
+    the same size, those of the next charges are converted, too: twice as many each
+    time that there are too few.
+    """
+
+    def __init__(self, convert: Callable[..., Array]) -> None:
+        self._convert = convert
+        self._by_pair: dict[tuple[float, float], float] = {}  # of mu^2 and delta
+        self._ahead = 1
+
+    def at(self, mu_sq: Array, delta: Array, added: Array, prior_sq: Array) -> Array:
+        """Return the epsilon of each device with mu^2 = mu_sq + prior_sq above 0."""
+        total = mu_sq + prior_sq
+        if len(total) > _FEW:  # many at a time already
+            return self._convert(np.sqrt(total), delta)
+        pairs = list(zip(total.tolist(), delta.tolist(), strict=True))
+        missing = {pair: i for i, pair in enumerate(pairs) if pair not in self._by_pair}
+        if missing:
+            some = np.array(list(missing.values()))
+            rows = max(1, min(self._ahead, _FEW // len(some)))
+            # One charge after the other, as the ledger will add them up.
+            charges = [mu_sq[some]] + [added[some]] * (rows - 1)
+            later = np.cumsum(charges, axis=0) + prior_sq[some]
+            deltas = np.broadcast_to(delta[some], later.shape)
+            keys = zip(later.ravel().tolist(), deltas.ravel().tolist(), strict=True)
+            epsilon = self._convert(np.sqrt(later), deltas).ravel().tolist()
+            # Earlier charges are not looked up again.
+            current = {p: self._by_pair[p] for p in pairs if p not in missing}
+            self._by_pair = current | dict(zip(keys, epsilon, strict=True))
+            self._ahead = min(2 * self._ahead, _FEW)
+        return np.array([self._by_pair[pair] for pair in pairs])
 
 
 class Ledger:
@@ -129,7 +213,9 @@ class Ledger:
     ) -> None:
         self.num_devices = whole("num_devices", num_devices)
         self._plain = ZCDP if accountant_named(accountant) is ZCDP else GDP
-        self._released = _Released(np.zeros(num_devices), [], None)
+        nothing = np.zeros(num_devices)
+        self._released = _Released(nothing, nothing, None, None)
+        self._epsilons = _Epsilons(self._plain.epsilon_from_mu)
         self._priors: dict[frozenset[str], Array] = {}  # mu^2, by names of releases
         self._prior_sq = np.zeros(num_devices)
         self._cost = np.zeros(num_devices)
@@ -139,7 +225,7 @@ class Ledger:
             self._delta = np.full(num_devices, DELTA)
         else:
             epsilon, self._delta, cost = budget.per_device(num_devices)
-            mu = self._plain.mu_from_epsilon(budget.epsilon, budget.delta)
+            mu = self._plain.mu_from_epsilon(budget.epsilon, budget.delta_or_raise())
             self._limits = np.stack(np.broadcast_arrays(mu**2, epsilon, cost))
 
     @property
@@ -183,18 +269,71 @@ class Ledger:
 
         A device that cannot pay is not charged at all.
         """
-        pays = self.affords_cost(charge)
-        pays &= self._within_privacy(self._with(charge, pays))
-        if mask is not None:
-            pays &= mask
+        pays, released = self._payable(charge, mask)
         self._cost = np.where(pays, self._cost + floats(charge.cost), self._cost)
-        self._released = self._with(charge, pays)
+        self._released = released
         return pays
+
+    def charge_release(self, name: str, charge: Charge) -> None:
+        """Charge all devices for a measurement, which plans will report by its name.
+
+        A plan that reports it adds nothing: see `count_prior`. It must be charged
+        before any row is read.
+
+        Raises:
+            InfeasibleBudgetError: A device cannot pay; then none is charged.
+        """
+        pays, _ = self._payable(charge)
+        if not pays.all():
+            raise InfeasibleBudgetError(self._overdraft(int(np.argmin(pays)), charge))
+        self._cost = self._cost + floats(charge.cost)
+        mu_sq = mu_squared(charge.steps, charge.noise_multiplier)
+        self.count_prior(np.sqrt(mu_sq), {name})
+
+    def _overdraft(self, device: int, charge: Charge) -> str:
+        """Return why a device cannot pay: what it has spent, and what is asked."""
+        mu = np.sqrt(mu_squared(charge.steps, charge.noise_multiplier))
+        epsilon = self._plain.epsilon_from_mu(mu, self._delta)
+        asked, cost = (
+            float(np.broadcast_to(floats(value), (self.num_devices,))[device])
+            for value in (epsilon, charge.cost)
+        )
+        _, limit, most = self._limits[:, device]
+        return (
+            f"device {device} has spent epsilon {rounded_up(self.epsilon[device])} of "
+            f"{limit:g} and cost {self._cost[device]:g} of {most:g}, and cannot pay "
+            f"epsilon {rounded_up(asked)} and cost {cost:g} more: ask for less, or "
+            "raise its budget"
+        )
+
+    def _payable(
+        self, charge: Charge, mask: Bools | None = None
+    ) -> tuple[Bools, _Released]:
+        """Return who in `mask` can pay a charge, and the releases after it."""
+        affords = self.affords_cost(charge) & self.composes(charge)
+        if mask is not None:
+            affords &= mask
+        released = self._with(charge, affords)
+        pays = affords & self._within_privacy(released)
+        if not np.array_equal(pays, affords):
+            released = self._with(charge, pays)
+        return pays, released
 
     def affords_cost(self, charge: Charge) -> Bools:
         """Return which devices can pay the cost; if refused, they lack privacy."""
         cost = self._cost + floats(charge.cost)
         return np.asarray(cost <= self._limits[2] * (1 + _ROUNDING))
+
+    def composes(self, charge: Charge) -> Bools:
+        """Return which devices can add a charge to what they have released.
+
+        All can, except after sampled steps: see the module's docstring. Without a
+        budget, such a charge is counted, and amplification is no longer claimed.
+        """
+        sampled = self._released.sampled
+        if sampled is None or self.budget is None:
+            return np.ones(self.num_devices, dtype=np.bool_)
+        return np.asarray((sampled.steps == 0) | sampled.dominates(charge))
 
     def count(self, charge: Charge) -> None:
         """Count an earlier charge of all devices, even if it exceeds the budget.
@@ -208,41 +347,55 @@ class Ledger:
 
     def _with(self, charge: Charge, mask: Bools) -> _Released:
         """Return the releases after a charge of the devices in `mask`."""
-        mu_sq, sampled, laps = self._released
-        if np.all(floats(charge.sampling_probability) == 1):
-            uses: Array | float = float(charge.steps)  # of any one row, at most
-            if charge.turns is not None:
-                before = laps or _Laps.none(self.num_devices)
-                uses, after = before.begun_by(charge, charge.turns)
-                laps = before.replaced(after, where=mask)
-            added = mu_squared(uses, charge.noise_multiplier)
-            used = mask & (np.asarray(uses) > 0)  # no use costs 0, even without noise
-            return _Released(mu_sq + np.where(used, added, 0.0), sampled, laps)
-        if charge.turns is not None:
+        mu_sq, _, sampled, laps = self._released
+        drawn = bool(np.any(floats(charge.sampling_probability) < 1))
+        if drawn and charge.turns is not None:
             raise InvalidInputError(
                 "a charge has turns and a sampling_probability below 1: batches are "
                 "taken in turn or drawn, not both"
             )
-        rates = floats(charge.noise_multiplier), floats(charge.sampling_probability)
-        steps = np.where(mask, float(charge.steps), 0.0)
-        if sampled and all(
-            map(np.array_equal, sampled[-1], rates)
-        ):  # the same settings
-            steps, sampled = steps + sampled[-1][2], sampled[:-1]
-        return _Released(mu_sq, [*sampled, (*rates, steps)], laps)
+        uses: Array | float = float(charge.steps)  # of any one row, at most
+        if charge.turns is not None:
+            before = laps or _Laps.none(self.num_devices)
+            uses, after = before.begun_by(charge, charge.turns)
+            laps = before.replaced(after, where=mask)
+        plain = mask  # devices that claim no amplification for these steps
+        if drawn or sampled is not None:
+            sampled = sampled or _Sampled.none(self.num_devices)
+            amplified = self._amplifies(charge, sampled) & mask
+            plain = mask & ~amplified
+            # What was claimed before is counted again, without amplification.
+            mu_sq = mu_sq + np.where(plain, sampled.mu_sq, 0.0)
+            sampled = sampled.with_steps(charge, where=amplified).without(plain)
+        used = plain & (np.asarray(uses) > 0)  # no use costs 0, even without noise
+        added = np.where(used, mu_squared(uses, charge.noise_multiplier), 0.0)
+        return _Released(mu_sq + added, added, sampled, laps)
+
+    def _amplifies(self, charge: Charge, sampled: _Sampled) -> Bools:
+        """Return where amplification holds for a charge's steps."""
+        first = (self._released.mu_sq + self._prior_sq == 0) & (sampled.steps == 0)
+        first &= floats(charge.sampling_probability) < 1
+        continued = (sampled.steps > 0) & sampled.dominates(charge)
+        return np.asarray(first | continued)
 
     def _within_privacy(self, released: _Released) -> Bools:
-        if released.sampled:
+        if released.sampled is not None:
             spent = self._epsilon(released, self._delta)
             return np.asarray(spent <= self._limits[1])
         return np.asarray(released.mu_sq + self._prior_sq <= self._limits[0])
 
     def _epsilon(self, released: _Released, delta: Array) -> Array:
-        mu = np.sqrt(released.mu_sq + self._prior_sq)
-        if released.sampled:
-            pld = PldAccountant()
-            return pld.epsilon_of_steps(released.sampled, delta=delta, prior_mu=mu)
-        spent = np.where(np.isinf(mu), np.inf, 0.0)
-        finite = (mu > 0) & np.isfinite(mu)
-        spent[finite] = self._plain.epsilon_from_mu(mu[finite], delta[finite])
-        return spent
+        charged, prior, sampled = released.mu_sq, self._prior_sq, released.sampled
+        spent = np.zeros(self.num_devices)
+        if sampled is not None:
+            amplified = (sampled.steps > 0) & (charged + prior == 0)
+            if amplified.any():
+                spent[amplified] = PldAccountant().epsilon_of_steps(
+                    *(column[amplified] for column in sampled), delta=delta[amplified]
+                )
+            charged = np.where(amplified, 0.0, charged + sampled.mu_sq)
+        finite = (charged + prior > 0) & np.isfinite(charged + prior)
+        if finite.any():
+            columns = (charged, delta, released.added, prior)
+            spent[finite] = self._epsilons.at(*(column[finite] for column in columns))
+        return np.where(np.isinf(charged + prior), np.inf, spent)

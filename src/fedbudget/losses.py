@@ -4,11 +4,12 @@ Every model here is linear in its parameters: scores are ``x @ theta``, and a lo
 a function of the score and the label. Together with rows in the unit ball (``|x| <=
 1``) this determines the constants that privacy and planning need:
 
-    loss       labels          lipschitz  smoothness  hessian trace  loss at zero
-    logistic   0, 1            1          1/4         1/4            log 2
-    softmax    0 .. C-1        sqrt(2)    1/2         1 - 1/C        log C
-    hinge      0, 1            1          none        none           1
-    huber      real, |y| <= b  t          1           1              huber(b)
+    loss          labels          lipschitz  smoothness  hessian trace  loss at zero
+    logistic      0, 1            1          1/4         1/4            log 2
+    softmax       0 .. C-1        sqrt(2)    1/2         1 - 1/C        log C
+    hinge         0, 1            1          none        none           1
+    smooth_hinge  0, 1            1          1/width     1/width        1 - width/2
+    huber         real, |y| <= b  t          1           1              huber(b)
 
 ``lipschitz`` bounds the gradient of *one sample's* loss, and therefore the sensitivity.
 The optional L2 term ``l2/2 |theta|^2`` does not depend on data and adds nothing to it.
@@ -223,6 +224,55 @@ class Hinge(Loss):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SmoothHinge(Loss):
+    """Hinge with its kink rounded: a parabola for margins from 1 - width to 1.
+
+    For width 1 it is the smooth hinge of Rennie and Srebro (2005): the widest for which
+    every misclassified row has the full slope, as in hinge. A narrower one is closer
+    to hinge, but its curvature 1 / width allows smaller steps only.
+    """
+
+    width: float = 1.0
+
+    name = "smooth_hinge"
+    lipschitz = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number("width", self.width, above=0, most=1)
+
+    @property
+    def curvature(self) -> float:
+        """The slope falls from 1 to 0 over the width."""
+        return 1 / self.width
+
+    @property
+    def hessian_trace(self) -> float:
+        """One direction per row, that of the row."""
+        return self.curvature
+
+    @property
+    def loss_at_zero(self) -> float:
+        """Margin 0 is on the straight part."""
+        return 1 - self.width / 2
+
+    def losses(self, scores: Floats, y: Labels) -> Floats:
+        """Return the loss of each sample."""
+        shortfall = np.maximum(0, 1 - _signs(y) * scores)
+        inside = np.minimum(shortfall, self.width)
+        return np.asarray(inside * (shortfall - 0.5 * inside) / self.width)
+
+    def slopes(self, scores: Floats, y: Labels) -> Floats:
+        """Return d loss / d score."""
+        sign = _signs(y)
+        return np.asarray(-sign * np.clip((1 - sign * scores) / self.width, 0, 1))
+
+    def predictions(self, scores: Floats) -> Labels:
+        """Return class 1 for a positive score, else class 0."""
+        return (scores > 0).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Huber(Loss):
     """Regression: r^2/2 up to |r| = threshold, then linear, for r = score - y."""
 
@@ -264,8 +314,9 @@ class Huber(Loss):
 
 
 LOSSES: dict[str, type[Loss]] = {
-    str(cls.name): cls for cls in (Logistic, Softmax, Hinge, Huber)
+    str(cls.name): cls for cls in (Logistic, Softmax, Hinge, SmoothHinge, Huber)
 }
+MARGIN_LOSSES = ("hinge", "smooth_hinge")  # their scores are not log-odds
 
 
 def loss_named(name: str, *, num_classes: int | None = None, l2: float = 0.0) -> Loss:
@@ -277,7 +328,7 @@ def loss_named(name: str, *, num_classes: int | None = None, l2: float = 0.0) ->
     one_of("loss", name, sorted(LOSSES))
     if name == "softmax":
         return Softmax(num_classes=2 if num_classes is None else num_classes, l2=l2)
-    if num_classes not in (None, 2) and name in ("logistic", "hinge"):
+    if num_classes not in (None, 2) and name in ("logistic", *MARGIN_LOSSES):
         raise InvalidInputError(
             f"loss {name!r} is for 2 classes, got {num_classes}: use 'softmax'",
             argument="loss",

@@ -4,6 +4,7 @@ Planning must not read private rows. So every constant states its source:
 
     analytic             follows from the loss and from rows in the unit ball
     assumed              a guess; replace it if you know a better value
+    stated               known to whoever plans, such as the spread of the labels
     public sample        measured on rows that are not private
     measured privately   measured on private rows, with noise: its privacy cost is
                          charged to every device before the run is planned
@@ -20,9 +21,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.checks import Array, PerDevice, one_of, per_device, whole, within
 from fedbudget.errors import InvalidInputError
-from fedbudget.losses import Floats, Labels, Loss, Rows, loss_named
+from fedbudget.losses import Huber, Labels, Loss, Rows, loss_named
+from fedbudget.public_sample import HINGE_CURVATURE, Modes, measure_sample
 
-SOURCES = ("analytic", "assumed", "public sample", "measured privately")
+SOURCES = ("analytic", "assumed", "stated", "public sample", "measured privately")
 
 # Share of the initial gap by which a device's local optimum differs from the global.
 DISSIMILARITY: Mapping[str, float] = MappingProxyType(
@@ -30,13 +32,41 @@ DISSIMILARITY: Mapping[str, float] = MappingProxyType(
 )
 USUAL_DISSIMILARITY = "mild"  # the default
 
-# Hinge has no Hessian. Smoothed over a margin of width 1, its curvature is 1, which
-# limits the step size. A run is not smoothed: the trace, from which the effect of noise
-# and the progress are predicted, was fitted to the synthetic Vehicle data.
-_HINGE_CURVATURE, _HINGE_TRACE = 1.0, 2.0
+# Hinge has no Hessian. Smoothed over a margin of width 1, its largest curvature is 1,
+# which limits the step size. The paper's planners take the trace of its Hessian for 2.
+_STEEPEST_HINGE, _HINGE_TRACE = 1.0, 2.0
+
+# The constants of the spectral model that no analysis gives: medians over tables, by
+# benchmarks/fit_spectrum.py; docs/explanation/planning.md has their ranges.
+# Mean curvature between theta = 0 and the optimum, over that at 0: a logistic loss
+# flattens as the model becomes sure, a square does not. That of hinge is known as a
+# mean only: HINGE_CURVATURE.
+CURVATURE_SHARE: Mapping[str, float] = MappingProxyType(
+    {
+        "logistic": 0.43,
+        "softmax": 0.43,
+        "hinge": 1.0,
+        "smooth_hinge": 0.43,
+        "huber": 1.0,
+    }
+)
+# Rows in [-1, 1] with an intercept have one large eigenvalue, along their mean.
+SPIKE_SHARE = 0.78  # of the trace
+SPIKE_GAP: Mapping[str, float] = MappingProxyType(
+    {"logistic": 0.1, "softmax": 0.1, "hinge": 0.1, "smooth_hinge": 0.1, "huber": 0.8}
+)
+SPECTRUM_DECAY, GAP_DECAY = 1.4, 1.1
+LEARNABLE_SHARE: Mapping[str, float] = MappingProxyType(
+    {"logistic": 0.5, "softmax": 0.5, "hinge": 0.5, "smooth_hinge": 0.5, "huber": 0.9}
+)
+LABEL_SPREAD = 0.7  # root mean square label, as a share of its bound
 
 # A larger theta does not fit into the memory of a device or of this planner.
 _MOST_PARAMS = 10**9
+
+# Constants of at least 0, and those that are also at most 1; all others are above 0.
+_FROM_ZERO = ("gradient_variance", "spectrum_decay", "gap_decay", "dissimilarity")
+_SHARES = ("spike_share", "spike_gap", "label_spread")
 
 Counts: TypeAlias = NDArray[np.int64]
 
@@ -92,6 +122,7 @@ class Problem:
     overrides: Mapping[str, Constant]
     spent_mu: Array  # privacy cost of constants that were replaced, per device
     spent_on: frozenset[str]  # the names of those measurements
+    modes: Modes | None  # measured on a public sample; None: assumed
 
     def __init__(
         self,
@@ -105,6 +136,7 @@ class Problem:
         overrides: Mapping[str, Constant] | None = None,
         spent_mu: ArrayLike = 0.0,
         spent_on: Iterable[str] = (),
+        modes: Modes | None = None,
     ) -> None:
         counts = _counts(num_samples)
         spent = per_device(
@@ -118,6 +150,7 @@ class Problem:
             "overrides": MappingProxyType(dict(overrides or {})),
             "spent_mu": spent,
             "spent_on": frozenset(spent_on),
+            "modes": modes,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -132,7 +165,9 @@ class Problem:
                     f"{', '.join(sorted(allowed))} (privacy rests on lipschitz, which "
                     "follows from the loss)"
                 )
-            if name in ("gradient_variance", "spectrum_decay", "dissimilarity"):
+            if name in _SHARES:
+                within(name, constant.value, least=0, most=1)
+            elif name in _FROM_ZERO:
                 within(name, constant.value, least=0, most=1e3)
             else:
                 within(name, constant.value, above=0, most=1e12)
@@ -200,49 +235,91 @@ class Problem:
             overrides={**self.overrides, **constants},
             spent_mu=np.sqrt(spent),
             spent_on=self.prior_releases,
+            modes=self.modes,
         )
 
-    def with_public_sample(self, x: Rows, y: Labels) -> "Problem":
-        """Return the problem with constants measured on rows that are not private."""
+    def with_public_sample(self, x: Rows, y: Labels, *, note: str = "") -> "Problem":
+        """Return the problem with modes measured on rows that are not private.
+
+        A mode is an eigenvector of the rows' second moment. The sample gives its
+        curvature, and its part of the gap: `public_sample`. `note` says whose rows
+        they are; `Dataset.problem(donors=...)` reads those of devices that consent.
+        """
         rows = x if isinstance(x, np.ndarray) else np.asarray(_dense(x))
         if rows.ndim != 2 or rows.shape[1] != self.dim:
             raise InvalidInputError(
                 f"the public sample has rows of shape {rows.shape}, the problem has "
                 f"{self.dim} columns: give rows of the same columns"
             )
-        return self.with_constants(**_measure(self.model, rows, np.asarray(y)))
+        modes = measure_sample(self.model, rows, np.asarray(y))
+        note = note or f"{len(rows)} public rows"
+        values = modes.constants(self.model, share=CURVATURE_SHARE[self.model.name])
+        if self.model.l2 == 0:  # otherwise it is the L2 weight
+            mean = values["hessian_trace"] / self.num_params
+            values["strong_convexity"] = min(mean, values["smoothness"])
+        constants = {
+            name: Constant(value=value, source="public sample", note=note)
+            for name, value in values.items()
+        }
+        measured = self.with_constants(**constants)
+        object.__setattr__(measured, "modes", modes)
+        return measured
 
     def _defaults(self) -> dict[str, Constant]:
         model, ball = self.model, "rows in the unit ball"
         smooth = np.isfinite(model.smoothness)
-        trace = model.hessian_trace if smooth else _HINGE_TRACE
-        dissimilarity = self.dissimilarity
-        named = isinstance(dissimilarity, str)
-        return {
+        share = CURVATURE_SHARE[model.name]
+        trace = share * (model.hessian_trace if smooth else HINGE_CURVATURE)
+        mean = (model.hessian_trace if smooth else _HINGE_TRACE) / self.num_params
+        constants = {
             "lipschitz": _analytic(model.lipschitz, ball),
             "smoothness": _analytic(model.smoothness, ball)
             if smooth
-            else _assumed(_HINGE_CURVATURE + model.l2, "the loss has a kink"),
+            else _assumed(_STEEPEST_HINGE + model.l2, "the loss has a kink"),
             "strong_convexity": _analytic(model.l2, "the L2 term")
             if model.l2 > 0
             else _assumed(
-                min(trace / self.num_params, _HINGE_CURVATURE),
-                "the Hessian's mean eigenvalue",
+                min(mean, _STEEPEST_HINGE), "the Hessian's mean eigenvalue, at most"
             ),
             "gradient_variance": _analytic(
                 model.lipschitz**2, "of one sample, at most lipschitz squared"
             ),
-            "initial_gap": _analytic(model.loss_at_zero, "the loss at theta = 0"),
-            "learnable_share": _assumed(0.5, "of the loss at zero, by the best model"),
-            "hessian_trace": _analytic(trace, ball)
-            if smooth
-            else _assumed(trace, "the loss has a kink"),
-            "spectrum_decay": _assumed(1.4, "eigenvalue i falls as i^-1.4"),
-            "dissimilarity": _assumed(
-                DISSIMILARITY[str(dissimilarity)] if named else float(dissimilarity),
-                f"stated as {dissimilarity if named else 'a number'}",
+            **self._gap(),
+            "hessian_trace": _assumed(
+                trace, f"{share:g} of its bound" if smooth else "the loss has a kink"
             ),
+            "spectrum_decay": _assumed(SPECTRUM_DECAY, "eigenvalue i falls as i^-q"),
+            "gap_decay": _assumed(GAP_DECAY, "the gap of mode i falls as i^-q"),
+            "spike_share": _assumed(SPIKE_SHARE, "of the trace, along the rows' mean"),
+            "spike_gap": _assumed(SPIKE_GAP[model.name], "of the gap, along that mean"),
         }
+        stated, named = self.dissimilarity, isinstance(self.dissimilarity, str)
+        constants["dissimilarity"] = _assumed(
+            DISSIMILARITY[str(stated)] if named else float(stated),
+            f"stated as {stated if named else 'a number'}",
+        )
+        return constants
+
+    def _gap(self) -> dict[str, Constant]:
+        """Return the loss at theta = 0, and the share that can be learned."""
+        model = self.model
+        share = _assumed(
+            LEARNABLE_SHARE[model.name], "of the loss at zero, by the best model"
+        )
+        if not isinstance(model, Huber):
+            gap = _analytic(model.loss_at_zero, "the loss at theta = 0")
+            return {"initial_gap": gap, "learnable_share": share}
+        spread = self.overrides.get("label_spread") or _assumed(
+            LABEL_SPREAD, "root mean square label, over its bound; state it if known"
+        )
+        label = np.array([spread.value * model.label_bound])
+        loss = max(float(model.losses(np.zeros(1), label)[0]), 1e-9)
+        gap = Constant(
+            value=loss,
+            source=spread.source if spread.source != "measured privately" else "stated",
+            note="the loss at theta = 0, by label_spread",
+        )
+        return {"label_spread": spread, "initial_gap": gap, "learnable_share": share}
 
 
 def _analytic(value: float, note: str) -> Constant:
@@ -304,52 +381,3 @@ def _dissimilarity(value: object) -> str | float:
 def _dense(x: object) -> object:
     """Return sparse rows as an array; a public sample is small."""
     return x.toarray() if hasattr(x, "toarray") else x
-
-
-def _measure(model: Loss, x: Floats, y: Labels) -> dict[str, Constant]:
-    """Measure the curvature and the gradients' variance on public rows."""
-    if len(x) < 2 or y.shape != (len(x),):
-        raise InvalidInputError(
-            f"the public sample has {len(x)} rows and labels of shape {y.shape}: give "
-            "at least 2 rows and one label each"
-        )
-    longest = float(np.linalg.norm(x, axis=1).max())
-    if not 0 < longest <= 1 + 1e-6:
-        raise InvalidInputError(
-            f"the longest row of the public sample has norm {longest:g}, not above 0 "
-            "and at most 1: scale each row into the unit ball, as the private rows are"
-        )
-    classes = max(2, model.num_outputs)
-    if model.name != "huber" and not np.isin(y, np.arange(classes)).all():
-        raise InvalidInputError(
-            f"labels of the public sample must be 0 .. {classes - 1}, got {y.min()} .. "
-            f"{y.max()}"
-        )
-    labels = y if model.name == "huber" else y.astype(np.int64)
-    second_moment = np.linalg.eigvalsh(x.T.astype(np.float64) @ x / len(x))[::-1]
-    eigenvalues = second_moment[second_moment > 1e-9 * second_moment[0]]
-    rank = np.arange(1, len(eigenvalues) + 1)
-    decay = (
-        -np.polyfit(np.log(rank), np.log(eigenvalues), 1)[0] if rank[-1] > 1 else 1.0
-    )
-    smooth = np.isfinite(model.curvature)
-    curvature = model.curvature if smooth else _HINGE_CURVATURE
-    trace = (model.hessian_trace if smooth else _HINGE_TRACE) * float(eigenvalues.sum())
-    gradients = model.sample_gradients(
-        np.zeros(model.num_params(x.shape[1])), x, labels
-    )
-    smoothness = curvature * float(eigenvalues[0]) + model.l2
-    values = {
-        "smoothness": smoothness,
-        "hessian_trace": trace,
-        "gradient_variance": float(gradients.var(axis=0).sum()),
-        "spectrum_decay": max(float(decay), 0.0),
-    }
-    if model.l2 == 0:  # otherwise it is the L2 weight
-        mean = trace / model.num_params(x.shape[1])
-        values["strong_convexity"] = min(mean, smoothness)
-    note = f"{len(x)} rows"
-    return {
-        name: Constant(value=value, source="public sample", note=note)
-        for name, value in values.items()
-    }

@@ -1,7 +1,7 @@
 """The run folder: everything a reader needs, and everything a resumed run needs.
 
     plan.json      the plan
-    about.json     versions, seed, data, privacy statement
+    about.json     release or simulation, privacy statement, versions, seed, data
     rounds.jsonl   one row per round
     devices.bin    for more than 100 devices: spending of each after every round
     state.npz      the server's state after the last complete round
@@ -19,7 +19,8 @@ no header. With M devices, a record is, little-endian and without padding:
     missing    uint8 x M      1: selected and silent; 2: refused; 0: neither
 
 Losses and accuracies are under "not_private" in a row: they were computed on private
-rows for the reader of a simulation, and no guarantee covers them.
+rows for the reader of a simulation, and no guarantee covers them. It is empty in rounds
+that were not measured (`measure_every`).
 
 A round is appended to devices.bin, then to rounds.jsonl; the state that is written next
 makes it final. On resuming, rounds after the state are cut off. All other files are
@@ -38,7 +39,7 @@ import platform
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ from fedbudget.errors import RecordError
 from fedbudget.files import refusing, whole_file
 from fedbudget.planning import Plan
 from fedbudget.planning.plans import is_same_plan
+from fedbudget.privacy import Kind, PrivacyStatement
 from fedbudget.text import counted
 
 # Files of a run that stopped before its plan was written: nothing to resume.
@@ -81,6 +83,7 @@ class Round:
     epsilon: Array
     cost: Array
     # Losses and accuracies, computed on private rows for the reader of a simulation.
+    # Empty in a round that was not measured, and in a fleet.
     measured: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,12 +117,19 @@ class Record:
         self._lock: _Lock | None = None
 
     def open(
-        self, plan: Plan, *, same: Mapping[str, Any] | None = None
+        self,
+        plan: Plan,
+        *,
+        kind: Kind = "simulation",
+        caveats: Sequence[str] = (),
+        same: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, NDArray[Any]] | None, list[Round]]:
         """Start a folder, or return the state and the rounds of an interrupted run.
 
         Args:
             plan: The plan of the run.
+            kind: A release or a simulation; a resumed run must be of the same kind.
+            caveats: What the guarantee does not cover.
             same: Other values that the run's numbers depend on, such as its seed. They
                 are stored in about.json; a resumed run must have the same.
 
@@ -129,7 +139,13 @@ class Record:
                 changed.
         """
         self._about |= same or {}
-        fixed = {"privacy": str(plan.privacy), "versions": versions()}
+        privacy = replace(plan.privacy, kind=kind, caveats=tuple(caveats))
+        fixed = {
+            "kind": kind,
+            "caveats": list(caveats),
+            "privacy": str(privacy),
+            "versions": versions(),
+        }
         with refusing(self.path, _RESUME):
             if not self.path.exists():
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -139,7 +155,7 @@ class Record:
             self._write("about.json", _dump(self._about | fixed))
             self._write("plan.json", _dump(plan.to_dict()))
             return None, []
-        self._check_same(plan.to_dict())
+        self._check_same(plan.to_dict(), kind)
         if not (self.path / "state.npz").exists():
             self._cut(plan, rounds=0)  # a row may exist without its state
             return None, []
@@ -188,7 +204,7 @@ class Record:
             file.flush()
             os.fsync(file.fileno())
 
-    def _check_same(self, plan: dict[str, Any]) -> None:
+    def _check_same(self, plan: dict[str, Any], kind: Kind) -> None:
         if (self.path / "model.npz").exists():
             raise RecordError(
                 f"{self.path} already holds a finished run: choose another folder, or "
@@ -205,6 +221,11 @@ class Record:
             raise RecordError(
                 f"{self.path} holds a run of another plan: choose another folder, or "
                 "give that plan to resume it"
+            )
+        if kind_of(old_about) != kind:
+            raise RecordError(
+                f"{self.path} holds a {kind_of(old_about)}, not a {kind}: choose "
+                "another folder"
             )
         if tail := old_about.get("tail_average"):
             raise RecordError(
@@ -422,6 +443,17 @@ class RecordedRun:
     theta: Array | None  # None: the run is not finished
 
     @property
+    def kind(self) -> Kind:
+        """Whether the run was a release or a simulation."""
+        return kind_of(self.about)
+
+    @property
+    def privacy(self) -> PrivacyStatement:
+        """The privacy guarantee of this run, or what a release of it would spend."""
+        caveats = tuple(map(str, self.about.get("caveats", ())))
+        return replace(self.plan.privacy, kind=self.kind, caveats=caveats)
+
+    @property
     def finished(self) -> bool:
         """Whether the plan was carried out to its end."""
         return self.theta is not None
@@ -445,22 +477,46 @@ class RecordedRun:
         return tuple(map(str, range(self.plan.num_devices)))
 
     @property
+    def measured_rounds(self) -> list[Round]:
+        """The rounds with measurements: all, some (`measure_every`) or none."""
+        return [round for round in self.rounds if round.measured]
+
+    @property
+    def last_measured(self) -> Mapping[str, float]:
+        """The measurements of the last measured round; empty if there is none."""
+        measured = self.measured_rounds
+        return measured[-1].measured if measured else {}
+
+    @property
     def metric(self) -> str | None:
         """The metric to show for the run; None if nothing was measured."""
-        measured = self.rounds[-1].measured if self.rounds else {}
+        measured = self.last_measured
         for name in ("test_accuracy", "test_loss", "train_loss"):
             if name in measured:
                 return name
         return None
 
     def series(self, name: str) -> Array:
-        """Return a measured number after every round."""
-        return np.array([round.measured[name] for round in self.rounds])
+        """Return a measured number after every measured round."""
+        return np.array([round.measured[name] for round in self.measured_rounds])
 
-    def spent(self, name: str) -> Array:
-        """Return the largest epsilon or cost over the devices, after every round."""
-        largest = [getattr(round, name).max() for round in self.rounds]
+    def spent(self, name: str, *, measured: bool = False) -> Array:
+        """Return the largest epsilon or cost over the devices, after every round.
+
+        With `measured`, only after the rounds of `series`.
+        """
+        rounds = self.measured_rounds if measured else self.rounds
+        largest = [getattr(round, name).max() for round in rounds]
         return np.array(largest, dtype=np.float64)
+
+
+def kind_of(about: Mapping[str, Any]) -> Kind:
+    """Return whether about.json is of a release or of a simulation.
+
+    Older folders do not say: only those of a fleet were releases.
+    """
+    default = "release" if "fleet" in about else "simulation"
+    return "release" if about.get("kind", default) == "release" else "simulation"
 
 
 def _check(rows: list[Any], lines: int, done: int | None) -> None:

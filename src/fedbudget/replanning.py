@@ -60,6 +60,7 @@ def replan(
     num_devices = problem.num_devices
     excluded = [whole("gone", m, least=0, most=num_devices - 1) for m in gone]
     spent_mu, spent_cost = _spent(run, num_devices)
+    budget = budget.for_rows(problem.num_samples)
     epsilon, delta, cost = budget.per_device(num_devices)
     active = _can_pay(run.plan, prices, cost - spent_cost)
     active &= GDP.mu_from_epsilon(epsilon, delta) * (1 - 1e-6) > spent_mu
@@ -121,6 +122,11 @@ def _check_can_continue(
         raise InvalidInputError(
             "replan adds up Gaussian steps on all rows: it takes no accountant and no "
             "batch_size, and cannot continue from Poisson-sampled batches"
+        )
+    if before.trust != "uploads" or before.unit != "sample":
+        raise InvalidInputError(
+            f"replan plans noise per step for samples, but the run has trust "
+            f"{before.trust!r} and unit {before.unit!r}: plan what is left by hand"
         )
     if before.accountant == NOT_PRIVATE:
         raise InvalidInputError(
@@ -184,9 +190,7 @@ def _rest(
         momentum=np.array([before.momentum]),
     )
     remaining = float(respond(spectrum, schedule, variance=1.0).remaining[0])
-    share = np.clip(
-        remaining / np.sum(spectrum.count * spectrum.gap), _MIN_REMAINING, 1
-    )
+    share = np.clip(remaining / spectrum.learnable, _MIN_REMAINING, 1)
     constants = {
         # The privacy cost of measuring them is part of spent_mu.
         name: Constant(value=constant.value, source="assumed", note="measured before")
@@ -206,6 +210,7 @@ def _rest(
         dissimilarity=problem.dissimilarity,
         overrides=constants,
         spent_mu=spent_mu[active],
+        modes=problem.modes,
     )
 
 
@@ -235,14 +240,16 @@ def _for_all(
         full[active] = values
         return full
 
-    last = None
+    is_full, last = rest.sampling == "full", None
     if rest.last_round is not None:
         last = spread(rest.last_round, np.zeros(1, dtype=np.int64))
     spent = GDP.epsilon_from_mu(spent_mu, delta)
     return replace(
         rest,
         num_samples=problem.num_samples,
-        batch_size=spread(rest.batch_size, before.batch_size),
+        batch_size=spread(
+            rest.batch_size, problem.num_samples if is_full else before.batch_size
+        ),
         noise_std=spread(rest.noise_std, before.noise_std),
         weights=spread(rest.weights, np.zeros(1)),
         epsilon=spread(rest.epsilon, spent),

@@ -10,17 +10,21 @@ everybody with access to the tracker sees them.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 from fedbudget.errors import InvalidInputError, TrackingError, needed
 from fedbudget.planning import Plan
+from fedbudget.privacy import Kind
 from fedbudget.record import Round, largest, to_row
 
 SPELLINGS = "tensorboard:FOLDER, mlflow, mlflow:URI, wandb or wandb:PROJECT"
 _PROJECT = "fedbudget"
+
+Parameters: TypeAlias = Mapping[str, Any]  # of a run, by name
 # Attributes of a plan that trackers show as parameters of a run.
 _PARAMETERS = (
     *("tau", "rounds", "steps", "learning_rate", "momentum", "sampling"),
@@ -50,27 +54,33 @@ class Tracker(Protocol):
 
 
 def tracker(
-    where: str, plan: Plan, *, device_names: Sequence[str] | None = None
+    where: str,
+    plan: Plan,
+    *,
+    kind: Kind = "simulation",
+    device_names: Sequence[str] | None = None,
 ) -> Tracker:
     """Return a tracker; use it in a `with`, and pass it to `train(on_round=...)`.
 
     Args:
         where: tensorboard:FOLDER, mlflow, mlflow:URI, wandb or wandb:PROJECT.
         plan: The plan of the run; logged as parameters.
+        kind: Of the run, as the devices state it.
         device_names: Names of the devices; by default 0, 1, ...
 
     Raises:
         InvalidInputError: `where` is not one of these.
         MissingExtraError: Its package is not installed.
     """
-    kind, _, target = where.partition(":")
+    service, _, target = where.partition(":")
+    shown = parameters(plan, kind)
     names = tuple(device_names or map(str, range(plan.num_devices)))
-    if kind == "tensorboard" and target:
-        return TensorBoard(target, plan, names)
-    if kind == "mlflow":
-        return MLflow(target or None, plan, names)
-    if kind == "wandb":
-        return WandB(target or _PROJECT, plan, names)
+    if service == "tensorboard" and target:
+        return TensorBoard(target, shown, names)
+    if service == "mlflow":
+        return MLflow(target or None, shown, names)
+    if service == "wandb":
+        return WandB(target or _PROJECT, shown, names)
     raise InvalidInputError(f"tracker {where!r} is not known: write {SPELLINGS}")
 
 
@@ -95,27 +105,28 @@ def scalars(latest: Round, device_names: Sequence[str]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def parameters(plan: Plan) -> dict[str, Any]:
+def parameters(plan: Plan, kind: Kind) -> Parameters:
     """Return the parameters of a run that a tracker shows."""
     values = {name: getattr(plan, name) for name in _PARAMETERS}
     epsilon = float(plan.epsilon.max())
     values["epsilon"] = epsilon if math.isfinite(epsilon) else "none"
-    return values | {"cost": float(plan.cost.max()), "privacy": str(plan.privacy)}
+    values["cost"] = float(plan.cost.max())
+    return values | {"kind": kind, "privacy": str(replace(plan.privacy, kind=kind))}
 
 
 class TensorBoard:
     """Event files in a folder."""
 
-    def __init__(self, folder: str, plan: Plan, device_names: Sequence[str]) -> None:
+    def __init__(self, folder: str, shown: Parameters, names: Sequence[str]) -> None:
         with needed("tracker 'tensorboard'", "tensorboard", "track"):
             from tensorboard.summary.writer import event_file_writer
         self._new_writer: Callable[[str], Any] = event_file_writer.EventFileWriter
-        self._folder, self._plan, self._names = folder, plan, device_names
+        self._folder, self._shown, self._names = folder, shown, names
 
     def __enter__(self) -> Self:
         with _named("tensorboard"):
             self._writer = self._new_writer(self._folder)
-            text = "\n".join(f"    {k}: {v}" for k, v in parameters(self._plan).items())
+            text = "\n".join(f"    {k}: {v}" for k, v in self._shown.items())
             self._add(_text_summary("plan", text), step=0)
         return self
 
@@ -154,11 +165,11 @@ def _text_summary(tag: str, text: str) -> Any:
 class MLflow:
     """A run in the experiment "fedbudget"; MLflow's active run is not changed."""
 
-    def __init__(self, uri: str | None, plan: Plan, device_names: Sequence[str]):
+    def __init__(self, uri: str | None, shown: Parameters, names: Sequence[str]):
         with needed("tracker 'mlflow'", "mlflow-skinny", "track"):
             import mlflow
         self._mlflow: Any = mlflow
-        self._uri, self._plan, self._names = uri, plan, device_names
+        self._uri, self._shown, self._names = uri, shown, names
 
     def __enter__(self) -> Self:
         with _named("mlflow"):
@@ -170,7 +181,7 @@ class MLflow:
                 else experiment.experiment_id
             )
             self._run = self._client.create_run(experiment_id).info.run_id
-            for name, value in parameters(self._plan).items():
+            for name, value in self._shown.items():
                 self._client.log_param(self._run, name, value)
         return self
 
@@ -200,17 +211,17 @@ def _mlflow_name(name: str) -> str:
 class WandB:
     """A run in a project; nothing is uploaded if WANDB_MODE is offline."""
 
-    def __init__(self, project: str, plan: Plan, device_names: Sequence[str]) -> None:
+    def __init__(self, project: str, shown: Parameters, names: Sequence[str]) -> None:
         with needed("tracker 'wandb'", "wandb", "track"):
             import wandb
         self._wandb: Any = wandb
-        self._project, self._plan, self._names = project, plan, device_names
+        self._project, self._shown, self._names = project, shown, names
 
     def __enter__(self) -> Self:
         with _named("wandb"):
             self._run = self._wandb.init(
                 project=self._project,
-                config=parameters(self._plan),
+                config=dict(self._shown),
                 reinit="create_new",
             )
         return self

@@ -8,18 +8,19 @@ privacy.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from fedbudget.algorithm import Server, State
-from fedbudget.checks import Array
+from fedbudget.checks import Array, whole
 from fedbudget.errors import InvalidInputError, TrainingError
 from fedbudget.ledger import Bools
 from fedbudget.planning import Plan
 from fedbudget.planning.advice import advice_of
 from fedbudget.planning.plans import NOT_PRIVATE
+from fedbudget.privacy import Kind, PrivacyStatement
 from fedbudget.record import Record, Round
 
 # Largest norm of a useful model; above it, a run has diverged. 10,000 of the planner's
@@ -35,6 +36,9 @@ class Order:
     theta: Array  # the model to start from
     plan: Plan  # tau, learning rate, noise, batches, weights
     state: State = field(default_factory=dict)  # from the last replies
+    # The server's, before the round. Devices do not need it; a simulator foresees the
+    # next orders with it.
+    velocity: Array | None = None
     steps_before: int = 0  # local steps of the runs that this one continues
 
     @property
@@ -60,6 +64,11 @@ class Replies:
 
 class Devices(Protocol):
     """The devices of a run, simulated or real: they carry out the loop's orders."""
+
+    @property
+    def kind(self) -> Kind:
+        """Whether their runs are releases or simulations."""
+        ...
 
     @property
     def num_devices(self) -> int:
@@ -109,6 +118,11 @@ class InMemory(Protocol):
         ...
 
     @property
+    def caveats(self) -> tuple[str, ...]:
+        """What the guarantee does not cover, such as counts that depend on rows."""
+        ...
+
+    @property
     def steps_taken(self) -> int:
         """Local steps of the longest run so far, with those of the runs before it."""
         ...
@@ -128,7 +142,18 @@ class Run:
     theta: Array  # the released model
     rounds: list[Round]
     plan: Plan
+    kind: Kind = "simulation"
+    caveats: tuple[str, ...] = ()  # what the guarantee does not cover
     steps: int = 0  # local steps, with those of the runs before
+    # For a run that continues this one: the server's momentum, and the state of
+    # simulated devices. Both are functions of released models, and cost no privacy.
+    velocity: Array | None = None
+    state: State = field(default_factory=dict)
+
+    @property
+    def privacy(self) -> PrivacyStatement:
+        """The privacy guarantee of this run, or what a release of it would spend."""
+        return replace(self.plan.privacy, kind=self.kind, caveats=self.caveats)
 
     @property
     def measured(self) -> dict[str, float]:
@@ -152,6 +177,7 @@ def train(
     *,
     record: Record | str | os.PathLike[str] | None = None,
     personal: bool = False,
+    measure_every: int = 1,
     after: Run | None = None,
     stop: Callable[[Round], bool] | None = None,
     on_round: Callable[[Round], None] | None = None,
@@ -167,9 +193,11 @@ def train(
         personal: Whether every device adapts the released model to its own rows at
             the end. The device keeps the result: no message, no charge. The personal
             models are measured too; simulated devices only, and not private.
-        after: A run to continue, with its model and on the same devices. Their budgets
-            are for both runs; devices that did not take its steps are refused. See
-            `replan`.
+        measure_every: Measure the model after every so many rounds, and after the
+            last one. The other rounds have no measurements. Simulated devices only.
+        after: A run to continue, with its model, its momentum and its drift
+            correction, on the same devices. Their budgets are for both runs; devices
+            that did not take its steps are refused. See `replan`.
         stop: Called with every new round; the run ends early if it returns True.
         on_round: Called with every new round, to show progress.
 
@@ -188,29 +216,36 @@ def train(
             "personal=True measures personal models, which real devices do not send: "
             "leave it out, or simulate the devices"
         )
+    measuring = _Measuring(devices, every=measure_every, personal=personal)
     before = _steps_before(after, devices)
     devices.begin(plan)
     folder = record if record is None or isinstance(record, Record) else Record(record)
     server, rounds = _started(plan, devices, folder, after, before)
-    while server.rounds_done < plan.rounds:
+    ended = server.rounds_done >= plan.rounds
+    while not ended:
         replies = _one_round(plan, devices, server, before)
         last = server.rounds_done == plan.rounds
-        measured = _measured(devices, server.theta, personal=personal and last)
-        latest = _round(plan, server.rounds_done, replies, measured)
+        latest = _round(plan, server.rounds_done, replies)
+        latest = measuring.measured(latest, server.theta, last=last)
+        ended = (stop is not None and stop(latest)) or last
+        if ended and not latest.measured:
+            latest = measuring.measured(latest, server.theta, stopped=True)
         rounds.append(latest)
         if folder is not None:
             folder.add_round(latest, server.to_arrays())
         if on_round is not None:
             on_round(latest)
-        if stop is not None and stop(latest):
-            break
     if folder is not None:
         folder.finish(server.theta, rounds[-1])
     return Run(
         theta=server.theta,
         rounds=rounds,
         plan=plan,
+        kind=devices.kind,
+        caveats=_caveats(devices),
         steps=before + server.rounds_done * plan.tau,
+        velocity=server.velocity,
+        state=server.devices,
     )
 
 
@@ -225,7 +260,12 @@ def _started(
     if folder is not None:
         in_memory = devices if isinstance(devices, InMemory) else None
         same = {} if in_memory is None else in_memory.identity
-        state, rounds = folder.open(plan, same=same | {"steps_before": before})
+        state, rounds = folder.open(
+            plan,
+            kind=devices.kind,
+            caveats=_caveats(devices),
+            same=same | {"steps_before": before},
+        )
         if state is not None:
             server = Server.from_arrays(state)
             if in_memory is not None:
@@ -233,8 +273,38 @@ def _started(
             return server, rounds
     server = Server.start(plan.model.num_params(plan.dim))
     if after is not None:
-        server.theta = np.array(after.theta)
+        _continue(server, plan, devices, after)
     return server, []
+
+
+def _caveats(devices: Devices) -> tuple[str, ...]:
+    """Return what the guarantee does not cover; real devices read their own rows."""
+    return devices.caveats if isinstance(devices, InMemory) else ()
+
+
+def _continue(server: Server, plan: Plan, devices: Devices, after: Run) -> None:
+    """Start from the model, the momentum and the drift correction of another run.
+
+    Velocity and shifts are in units of a round's and of a step's progress, which the
+    new plan may change: a constant gradient g moves the server by eta tau g / (1 -
+    momentum) in a round, and a device by eta g in a step. Shifts are centred for the
+    new weights: their weighted mean moves no average.
+
+    Real devices start every run without a shift, and take the first order's velocity
+    for zero (`fleet.device.drift`): with drift correction, they get none.
+    """
+    server.theta = np.array(after.theta)
+    old, rate = after.plan, plan.learning_rate / after.plan.learning_rate
+    in_memory = isinstance(devices, InMemory)
+    if after.velocity is not None and (in_memory or not plan.drift_correction):
+        pace = rate * plan.tau / old.tau * (1 - old.momentum) / (1 - plan.momentum)
+        server.velocity = pace * after.velocity
+    shifts = after.state.get("shifts")
+    if in_memory and shifts is not None and plan.drift_correction:
+        weights = np.where(plan.takes_part(1), plan.weights, 0.0)
+        scaled = rate * shifts
+        centred = scaled - (weights / weights.sum()) @ scaled
+        server.devices = {"shifts": centred.astype(np.float32)}
 
 
 def _steps_before(after: Run | None, devices: Devices) -> int:
@@ -260,6 +330,7 @@ def _next_order(plan: Plan, server: Server, before: int) -> Order:
         theta=server.theta,
         plan=plan,
         state=server.devices,
+        velocity=server.velocity,
         steps_before=before,
     )
 
@@ -280,17 +351,33 @@ def _one_round(plan: Plan, devices: Devices, server: Server, before: int) -> Rep
     return replies
 
 
-def _measured(devices: Devices, theta: Array, *, personal: bool) -> dict[str, float]:
-    """Return the measurements of a model; empty for a fleet."""
-    if not isinstance(devices, Measures):
-        return {}
-    measured = devices.measure(theta)
-    return measured | (devices.measure_personal(theta) if personal else {})
+class _Measuring:
+    """Measures the model after some of the rounds, if the devices can be measured."""
+
+    def __init__(self, devices: Devices, *, every: int, personal: bool) -> None:
+        self._devices = devices if isinstance(devices, Measures) else None
+        self._every = whole("measure_every", every)
+        self._personal = personal
+
+    def measured(
+        self,
+        latest: Round,
+        theta: Array,
+        *,
+        last: bool = False,
+        stopped: bool = False,
+    ) -> Round:
+        """Return the round with its measurements, if it is one to measure."""
+        due = last or stopped or latest.number % self._every == 0
+        if self._devices is None or not due:
+            return latest
+        measured = self._devices.measure(theta)
+        if last and self._personal:
+            measured = measured | self._devices.measure_personal(theta)
+        return replace(latest, measured=measured)
 
 
-def _round(
-    plan: Plan, number: int, replies: Replies, measured: Mapping[str, float]
-) -> Round:
+def _round(plan: Plan, number: int, replies: Replies) -> Round:
     silent = plan.takes_part(number) & ~replies.answered
     silent[list(replies.refused)] = False
     return Round(
@@ -301,7 +388,6 @@ def _round(
         refused=dict(replies.refused),
         epsilon=replies.epsilon,
         cost=replies.cost,
-        measured=measured,
     )
 
 

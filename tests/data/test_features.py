@@ -112,6 +112,7 @@ def test_decimals_are_numbers_too() -> None:
     assert counts(data) == [20, 20]
 
 
+@pytest.mark.filterwarnings("ignore::fedbudget.NotPrivateWarning")
 def test_an_empty_cell_of_a_file_stays_empty(tmp_path: Path) -> None:
     lines = ["NA,a,1", ",b,1", '"",a,1', " ,b,1", "null,a,1", "DE,b,1"]
     path = tmp_path / "t.csv"

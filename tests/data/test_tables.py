@@ -107,6 +107,7 @@ def test_the_intercept_can_be_left_out() -> None:
     assert "intercept" not in data.feature_names
 
 
+@pytest.mark.filterwarnings("ignore::fedbudget.NotPrivateWarning")
 @pytest.mark.parametrize(
     ("partition", "devices", "dissimilarity"),
     [
@@ -167,6 +168,7 @@ def with_gaps() -> pd.DataFrame:
     return df
 
 
+@pytest.mark.filterwarnings("ignore::fedbudget.NotPrivateWarning")
 @pytest.mark.parametrize("kind", ["arrow", "csv", "parquet", "polars"])
 def test_empty_cells_are_refused_by_name_count_and_row(
     kind: str, tmp_path: Path
@@ -199,6 +201,7 @@ def test_a_schema_may_have_values_for_empty_cells() -> None:
     assert sum(int((np.asarray(p.x)[:, column] > 0).sum()) for p in parts) == 2
 
 
+@pytest.mark.filterwarnings("ignore::fedbudget.NotPrivateWarning")
 def test_a_device_without_complete_rows_is_dropped() -> None:
     df = frame()
     df["volts"] = df["volts"].where(df["sensor"] != 9)

@@ -113,9 +113,10 @@ def test_losses_and_classes() -> None:
     assert model.plan_.loss == "softmax"
     assert model.predict_proba(X).shape == model.decision_function(X).shape == (1200, 3)
     assert model.classes_.tolist() == ["a", "b", "c"]
-    hinge = classifier(loss="hinge").fit(X, Y)
-    assert hinge.score(X, Y) > 0.8
-    assert not hasattr(hinge, "predict_proba")
+    for loss in ("hinge", "smooth_hinge"):
+        hinge = classifier(loss=loss).fit(X, Y)
+        assert hinge.score(X, Y) > 0.8
+        assert not hasattr(hinge, "predict_proba")
     pair = classifier(loss="softmax").fit(X, Y)
     probabilities = pair.predict_proba(X)[:, 1]
     logit = np.log(probabilities / (1 - probabilities))
@@ -137,13 +138,22 @@ def test_values_read_from_the_labels_are_stated() -> None:
     assert "NOT covered: the range of y" in other.privacy_statement_
 
 
-def test_the_statement_is_the_plans_unless_the_seed_is_fixed() -> None:
+def test_a_fit_is_a_release_unless_it_has_a_random_state() -> None:
     model = classifier(random_state=None).fit(X, Y)
-    assert model.privacy_statement_ == str(model.plan_.privacy)
-    seeded = classifier().fit(X, Y)
-    assert "random_state fixes the noise" in seeded.privacy_statement_
+    assert model.kind_ == "release"
+    assert model.privacy_statement_ == f"release: {model.plan_.privacy}"
     again = classifier(random_state=None).fit(X, Y)
     assert (again.coef_ != model.coef_).all()
+    assert model.score(X, Y) > 0.8
+
+
+@pytest.mark.parametrize("state", [0, np.random.RandomState(0)])
+def test_a_random_state_makes_a_simulation_that_says_so(state: Any) -> None:
+    model = classifier(random_state=state).fit(X, Y)
+    assert model.kind_ == "simulation"
+    statement = f"simulation: devices would spend {model.plan_.privacy}"
+    assert model.privacy_statement_.startswith(statement)
+    assert "nothing is promised for this model" in model.privacy_statement_
 
 
 def test_regression_in_the_units_of_the_target() -> None:
@@ -180,7 +190,10 @@ def test_groups_reach_it_through_metadata_routing() -> None:
 
 
 def test_a_search_over_groups_has_as_many_devices_as_it_should() -> None:
-    with config_context(enable_metadata_routing=True):
+    with (
+        config_context(enable_metadata_routing=True),
+        pytest.warns(fb.NotPrivateWarning, match="GridSearchCV"),
+    ):
         search = GridSearchCV(
             classifier().set_fit_request(groups=True),
             {"epsilon": [2.0, 4.0]},
@@ -195,7 +208,10 @@ def test_a_fit_without_groups_warns() -> None:
         model = classifier().fit(X, Y)
     assert caught[0].filename == __file__
     assert model.plan_.num_devices == 1
-    with pytest.warns(fb.OneDeviceWarning, match=r"set_fit_request\(groups=True\)"):
+    with (
+        pytest.warns(fb.OneDeviceWarning, match=r"set_fit_request\(groups=True\)"),
+        pytest.warns(fb.NotPrivateWarning, match="GridSearchCV"),
+    ):
         GridSearchCV(classifier(), {"epsilon": [4.0]}, cv=GroupKFold(2)).fit(
             X, Y, groups=GROUPS
         )

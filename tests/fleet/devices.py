@@ -95,6 +95,13 @@ class Site:
         self.policy = read_policy(self.folder / "policy.toml")
         self.guard = Guard(self.policy)
 
+    def declare(self, num_samples: int) -> None:
+        """Let the owner state the public number of rows, and restart the guard."""
+        path = self.folder / "policy.toml"
+        text = path.read_text().split("\n[public]")[0]
+        path.write_text(f"{text}\n[public]\nnum_samples = {num_samples}\n")
+        self.restart()
+
     def offer(self, **changes: Any) -> Any:
         """Send an offer; return the reply's code."""
         (reply, *_) = self.guard.answer_offer(SIGNER.sign(offer(**changes)))
@@ -158,7 +165,7 @@ class Fleet:
 
     def start(self, data: Dataset, budget: fb.Budget, prices: fb.Prices) -> None:
         count = data.num_devices
-        limits = zip(*budget.per_device(count), strict=True)
+        limits = zip(*budget.for_rows(data.num_samples).per_device(count), strict=True)
         for m, (epsilon, delta, cost) in enumerate(limits):
             terms = Terms(
                 epsilon=float(epsilon),

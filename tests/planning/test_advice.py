@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.planning.advice import advise, local_only_loss
+from fedbudget.planning.advice import Forecast, advise, local_only_loss
 from fedbudget.planning.spectral import Spectrum
 from fedbudget.training import Run
 from tests.examples import round_of
@@ -26,7 +26,7 @@ def test_federating_pays_for_few_iid_rows_and_not_for_many_heterogeneous_ones() 
     many = planned(1, 20_000, 16, "strong")
     assert "local-only training" in many.advice and many.advice in many.reasons
     assert many.to_dict()["advice"] == many.advice
-    noisy = planned(0.05, 5, 4, "iid")
+    noisy = planned(0.05, 1, 4, "iid")
     assert "a constant guess" in noisy.advice
 
 
@@ -42,6 +42,32 @@ def test_the_local_only_loss_has_its_large_sample_limit() -> None:
     problem = fb.Problem(num_samples=[10], dim=3)
     loss = float(local_only_loss(Spectrum.of(problem), np.array([10**6]))[0])
     assert loss == pytest.approx(3 / 2e6, rel=0.05)
+
+
+def test_residuals_are_what_local_fits_to_a_regression_suffer_from() -> None:
+    # By hand: without shrinking, d parameters cost d sigma^2 / (2 N) for squares.
+    problem = fb.Problem(num_samples=[10], dim=3, loss="huber")
+    spectrum = Spectrum.of(problem)
+    loss = local_only_loss(spectrum, np.array([10**6]), dispersion=0.04)
+    assert float(loss[0]) == pytest.approx(0.04 * 3 / 2e6, rel=0.05)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("rows", [5, 100, 20_000])
+@pytest.mark.parametrize("dissimilarity", ["iid", "strong"])
+def test_the_advice_is_never_silent_where_local_only_is_predicted_to_win(
+    epsilon: float, rows: int, dissimilarity: str
+) -> None:
+    plan = planned(epsilon, rows, 16, dissimilarity)
+    problem = fb.Problem(num_samples=[rows] * 16, dim=102, dissimilarity=dissimilarity)
+    forecast = advise(problem, plan.predicted_loss)
+    assert bool(plan.advice) or forecast.federated < forecast.local_only
+
+
+def test_a_constant_is_advised_only_where_local_only_is_no_better() -> None:
+    assert "constant" in Forecast(federated=1.0, local_only=1.0, constant=1.0).text
+    assert "local-only" in Forecast(federated=1.0, local_only=0.5, constant=1.0).text
+    assert Forecast(federated=0.3, local_only=0.5, constant=1.0).text == ""
 
 
 def test_dissimilarity_raises_the_federated_loss() -> None:

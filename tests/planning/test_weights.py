@@ -126,7 +126,9 @@ def test_rounds_without_a_device_are_refused() -> None:
 
 def test_training_sweeps_and_ledgers_follow_early_stops() -> None:
     data = small_data(devices=4, rows=200)
-    whole = fb.plan(data.problem(), fb.Budget(epsilon=4, cost=1000), PRICES)
+    whole = fb.plan(
+        data.problem(), fb.Budget(epsilon=4, cost=1000), PRICES, noise_schedule=False
+    )
     last = np.array([1, 3, 3, 3])
     plan = replace(
         whole,
@@ -165,7 +167,7 @@ def test_a_device_that_is_not_selected_has_still_spent_on_constants() -> None:
     measured = fb.Constant(value=0.3, source="measured privately", release="q", mu=0.1)
     problem = fb.Problem(num_samples=[5000] * 7 + [10], dim=20, dissimilarity="iid")
     problem = problem.with_constants(dissimilarity=measured)
-    plan = fb.plan(problem, fb.Budget(epsilon=1, cost=1000), PRICES)
+    plan = fb.plan(problem, fb.Budget(epsilon=1, delta=1e-4, cost=1000), PRICES)
     if plan.weights[7] == 0:
         assert plan.epsilon[7] == pytest.approx(float(GDP.epsilon_from_mu(0.1, 1e-4)))
 

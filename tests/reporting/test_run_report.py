@@ -26,7 +26,7 @@ from fedbudget.reporting.comparison import (
     rows_of,
     stored_comparison,
 )
-from fedbudget.reporting.curves import _apart
+from fedbudget.reporting.curves import _apart, epsilon_curve
 from fedbudget.reporting.run_report import _plan, run_page
 from tests.cli.examples import BUDGET, sensors
 from tests.cli.running import assert_one_line, run
@@ -94,7 +94,7 @@ def test_it_says_what_was_done_promised_and_reached(folder: Path) -> None:
     plan = read_run(folder).plan
     for words in (
         f"each of 5 devices takes {plan.tau} local step",
-        str(plan.privacy),
+        str(read_run(folder).privacy),
         "replace one sample of one device",
         "do not publish this page",
         "devices better / same / worse",
@@ -111,7 +111,8 @@ def test_what_was_planned_stands_beside_the_budget(folder: Path) -> None:
         f"cost spent, maximum over devices (planned {plan.cost.max():.4g}, budget 1000)"
         in text
     )
-    assert "epsilon spent, maximum over devices (planned 4, budget 4)" in text
+    epsilon = "epsilon that devices would spend, maximum over devices"
+    assert f"{epsilon} (planned 4, budget 4)" in text
     about = json.loads((folder / "about.json").read_text())
     about["budget"]["cost"] = [500.0, 700.0, 900.0, 900.0, 900.0]
     (folder / "about.json").write_text(json.dumps(about))
@@ -206,6 +207,25 @@ def test_a_run_that_was_stopped_is_reported_as_such(folder: Path) -> None:
     assert "stopped after round 0" in fb.report(folder).read_text()
 
 
+def test_rounds_that_were_not_measured_are_left_out_of_the_curves(
+    folder: Path,
+) -> None:
+    file = folder / "rounds.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(rows) > 3
+    for row in rows[:2]:
+        row["not_private"] = {}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recorded = read_run(folder)
+    assert len(recorded.series("test_loss")) == len(rows) - 2
+    page = run_page(recorded, None)
+    assert f"{rows[-1]['not_private']['test_accuracy']:.4f}" in page
+    rows[-1]["not_private"] = {}  # a run that was killed between two measured rounds
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = run_page(read_run(folder), None)
+    assert f"{rows[-2]['not_private']['test_accuracy']:.4f}" in page
+
+
 def test_names_from_a_table_cannot_break_the_page(folder: Path) -> None:
     comparison = compare(read_run(folder))
     evil = "<script>alert(1)</script>"
@@ -236,6 +256,7 @@ def test_every_sampling_is_described() -> None:
         fb.Budget(epsilon=2, cost=500),
         fb.Prices(communication=10, computation=1),
         batch_size=32,
+        noise_schedule=False,
     )
     for sampling, words in (
         ("fixed", "32 rows, drawn at random for this step"),
@@ -244,6 +265,16 @@ def test_every_sampling_is_described() -> None:
     ):
         text = "".join(map(str, _plan(replace(plan, sampling=sampling))))
         assert f"A step uses {words}" in text
+
+
+def test_the_planned_epsilon_of_a_figure_is_rounded_up() -> None:
+    plan = fb.plan(
+        fb.Problem(num_samples=[50] * 300, dim=3),
+        fb.Budget(epsilon=2.0, cost=500),
+        fb.Prices(communication=10, computation=1),
+    )
+    run = read_run_of(replace(plan, epsilon=np.full(300, 2.0004)))
+    assert "<!-- planned: 2.001 -->" in epsilon_curve(run)
 
 
 def read_run_of(plan: fb.Plan) -> RecordedRun:

@@ -9,7 +9,6 @@ import fedbudget as fb
 from fedbudget.privacy import GDP
 from fedbudget.simulation import dissimilarity
 from fedbudget.simulation.dissimilarity import (
-    charge_query,
     estimate,
     measure_dissimilarity,
     plan_with_query,
@@ -25,7 +24,8 @@ def test_more_heterogeneous_devices_give_a_larger_dissimilarity() -> None:
     values = []
     for unlike in (0.0, 0.5, 3.0):
         data = small_data(devices=4, rows=2000, unlike=unlike, seed=2)
-        problem = measure_dissimilarity(data, data.problem(), BUDGET, seed=0)
+        devices = fb.SimulatedDevices(data)
+        problem = measure_dissimilarity(devices, data.problem(), BUDGET, PRICES)
         values.append(problem["dissimilarity"])
     assert values == sorted(values) and values[0] < 0.25 < values[2]
 
@@ -53,7 +53,8 @@ def test_the_estimate_is_corrected_for_noise() -> None:
 
 def test_the_noise_is_that_of_the_share_and_plans_spend_the_rest() -> None:
     data = small_data(devices=4, rows=200)
-    problem = measure_dissimilarity(data, data.problem(), BUDGET, share=0.1, seed=0)
+    devices = fb.SimulatedDevices(data, budget=BUDGET, prices=PRICES)
+    problem = measure_dissimilarity(devices, data.problem(), BUDGET, PRICES, share=0.1)
     total_mu = np.asarray(GDP.mu_from_epsilon(BUDGET.epsilon, 1e-4))
     assert problem.prior_mu == pytest.approx(total_mu * 0.1**0.5)
     constant = problem.constants["dissimilarity"]
@@ -61,7 +62,7 @@ def test_the_noise_is_that_of_the_share_and_plans_spend_the_rest() -> None:
     plan = fb.plan(problem, BUDGET, PRICES, learning_rate=2.0)
     assert (plan.epsilon <= np.asarray(BUDGET.epsilon)).all()
     assert plan.prior_mu == pytest.approx(problem.prior_mu)
-    again = measure_dissimilarity(data, problem, BUDGET, share=0.1, seed=0)
+    again = measure_dissimilarity(devices, problem, BUDGET, PRICES, share=0.1)
     assert again.prior_mu == pytest.approx(total_mu * (0.1 + 0.9 * 0.1) ** 0.5)
     assert query_cost(problem, PRICES).tolist() == [101] * 4
 
@@ -69,11 +70,12 @@ def test_the_noise_is_that_of_the_share_and_plans_spend_the_rest() -> None:
 def test_replacing_a_sample_moves_the_answer_by_at_most_its_sensitivity() -> None:
     data = small_data(devices=2, rows=20)
     problem = data.problem()
-    before = dissimilarity.device_gradient(data, problem, 0)
+    before = dissimilarity.device_gradient(data.train, problem.model, 0)
     x = np.array(data.train.x)
     x[3] = -x[3]
-    other = replace(data, train=replace(data.train, x=x))
-    moved = np.linalg.norm(dissimilarity.device_gradient(other, problem, 0) - before)
+    other = replace(data.train, x=x)
+    after = dissimilarity.device_gradient(other, problem.model, 0)
+    moved = np.linalg.norm(after - before)
     assert 0 < moved <= 2 * problem["lipschitz"] / 16
 
 
@@ -88,18 +90,19 @@ def test_a_problem_of_other_data_is_refused() -> None:
         (fb.Problem(num_samples=sizes, dim=5, loss="huber"), "huber"),
     ):
         with pytest.raises(fb.InvalidInputError, match=message):
-            measure_dissimilarity(data, other, BUDGET)
+            measure_dissimilarity(fb.SimulatedDevices(data), other, BUDGET, PRICES)
 
 
 def test_a_query_and_its_plan_fit_both_budgets_together() -> None:
     data = small_data(devices=4, rows=200)
+    devices = fb.SimulatedDevices(data, budget=BUDGET, prices=PRICES)
     problem, plan = plan_with_query(
-        data, data.problem(), BUDGET, PRICES, seed=0, weights="uniform"
+        devices, data.problem(), BUDGET, PRICES, weights="uniform"
     )
     assert problem.constants["dissimilarity"].source == "measured privately"
-    devices = fb.SimulatedDevices(data, budget=BUDGET, prices=PRICES)
-    charge_query(devices.ledger, problem, PRICES)
-    assert (devices.ledger.epsilon == 0).all()
+    spent = GDP.epsilon_from_mu(problem.prior_mu, 1e-4)
+    assert devices.ledger.epsilon == pytest.approx(spent)
+    assert devices.ledger.cost.tolist() == [101] * 4
     run = fb.train(plan, devices)
     assert run.rounds[-1].cost.tolist() == plan.cost.tolist()
     assert run.rounds[-1].answered == 4
@@ -107,4 +110,17 @@ def test_a_query_and_its_plan_fit_both_budgets_together() -> None:
     assert run.rounds[-1].epsilon == pytest.approx(plan.epsilon)
     with pytest.raises(fb.InvalidInputError, match="cost"):
         small = replace(BUDGET, cost=100)
-        plan_with_query(data, data.problem(), small, PRICES, seed=0)
+        plan_with_query(devices, data.problem(), small, PRICES)
+
+
+def test_a_query_is_repeated_by_the_same_seed_alone() -> None:
+    data = small_data(devices=4, rows=200)
+    problems = [
+        measure_dissimilarity(
+            fb.SimulatedDevices(data, seed=seed), data.problem(), BUDGET, PRICES
+        )
+        for seed in (0, 0, 1)
+    ]
+    names = [problem.prior_releases for problem in problems]
+    assert names[0] == names[1] != names[2]
+    assert problems[0]["dissimilarity"] == problems[1]["dissimilarity"]

@@ -8,6 +8,7 @@ from sklearn.svm import LinearSVC
 import fedbudget as fb
 from fedbudget.data import Dataset
 from fedbudget.losses import loss_named
+from fedbudget.privacy import Kind
 from fedbudget.simulation.measuring import means, measure, measure_devices
 from fedbudget.simulation.personal import (
     adapt,
@@ -135,10 +136,12 @@ def test_devices_that_keep_theirs_to_themselves_are_refused() -> None:
     )
 
     class Silent:
+        kind: Kind = "release"
+
         def __init__(self) -> None:
             inner = fb.SimulatedDevices(data)
             self.num_devices, self.begin = inner.num_devices, inner.begin
-            self.run_round = inner.run_round
+            self.run_round, self.kind = inner.run_round, inner.kind
 
     plan = fb.plan(data.problem(), budget, prices)
     with pytest.raises(fb.InvalidInputError, match="which real devices do not send"):
@@ -176,7 +179,9 @@ def test_a_hinge_fit_is_about_sklearns() -> None:
     assert objective(theta) == pytest.approx(objective(witness.coef_[0]), abs=0.05)
 
 
-@pytest.mark.parametrize("name", ["logistic", "softmax", "hinge", "huber"])
+@pytest.mark.parametrize(
+    "name", ["logistic", "softmax", "hinge", "smooth_hinge", "huber"]
+)
 def test_the_gradient_vanishes_at_the_fit(name: str) -> None:
     classes = {"softmax": 3, "huber": None}.get(name, 2)
     x, y = small_data(classes=classes).train.device(1)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 import fedbudget as fb
+from fedbudget.ui.charts import curve_chart
 from fedbudget.ui.folders import find_folders, read_folder, summary
 from tests.examples import round_of
 
@@ -51,6 +52,29 @@ def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
     shares = [row["share"] for row in run.spending()]
     np.testing.assert_allclose(shares, [1 / 3, 1 / 3, 2 / 3, 2 / 3])
     assert summary(run)["rounds"] == "2 of 3"
+
+
+def test_every_epsilon_of_a_curve_is_shown_rounded_up(tmp_path: Path) -> None:
+    run = read_folder(write_run(tmp_path / "a", done=3))
+    assert run is not None
+    rows = run.curve()
+    assert [row["spent"] for row in rows] == ["1.334", "2.667", "4"]
+    chart = curve_chart(rows, x="cost", y="test_accuracy", titles=("cost", "accuracy"))
+    shown = chart.to_dict()["layer"][0]["encoding"]["tooltip"]
+    assert [tip["field"] for tip in shown if tip.get("title") == "epsilon"] == ["spent"]
+    assert "epsilon" not in [tip["field"] for tip in shown]
+
+
+def test_some_rounds_may_not_be_measured(tmp_path: Path) -> None:
+    record = fb.Record(tmp_path / "a")
+    record.open(PLAN)
+    for n, measured in ((1, {}), (2, {"train_loss": 0.5}), (3, {})):
+        latest = round_of(n, cost=PLAN.cost * n / 3, measured=measured)
+        record.add_round(latest, {"rounds_done": np.array(n)})
+    run = read_folder(tmp_path / "a")
+    assert run is not None and run.measures == ("train_loss",)
+    assert [row["round"] for row in run.curve()] == [2]
+    assert len(run.spending()) == 6
 
 
 def test_a_run_without_privacy_says_so(tmp_path: Path) -> None:

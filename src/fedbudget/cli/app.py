@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import fedbudget
+from fedbudget.cli.commands.audit import audit
 from fedbudget.cli.commands.certs import certs
 from fedbudget.cli.commands.device import device
 from fedbudget.cli.commands.doctor import doctor
@@ -67,7 +68,7 @@ def start(
 
 for command in (init, measure, plan, frontier, train, sweep, report, paper, ui):
     app.command(cls=PlainCommand)(command)
-for command in (export, doctor, certs, server, device):
+for command in (audit, export, doctor, certs, server, device):
     app.command(cls=PlainCommand)(command)
 app.add_typer(ledger, name="ledger")
 app.add_typer(fleet, name="fleet")

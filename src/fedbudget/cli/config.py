@@ -68,12 +68,13 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "seed": (_WHOLE, "seed"),
         "participation": (_NUMBER, "participation"),
         "personal": (_TRUTH, "personal"),
+        "measure_every": (_WHOLE, "measure_every"),
         "out": (_TEXT, "out"),
     },
 }
 _SECTIONS = (*_KEYS, "label", "features", "devices")
 _DEVICE_KEYS = (*_KEYS["budget"], *_KEYS["prices"])
-_TRAIN_ONLY = ("participation", "personal", "out")
+_TRAIN_ONLY = ("participation", "personal", "measure_every", "out")
 
 # The argument that an error names (the library's or the option's), and its key.
 _ARGUMENTS: Mapping[str, tuple[str, str]] = {
@@ -100,6 +101,16 @@ class Config:
     def table(self) -> str:
         """The path of the table; a relative path starts at the config's folder."""
         return str(self.path.parent / self.values["data"]["table"])
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What no privacy guarantee covers, unless the config declares it public."""
+        if self.values["data"].get("public_bounds", False):
+            return ()
+        return (
+            "NOT covered: the bounds and categories, which may have been read from "
+            "the rows (public_bounds = false)",
+        )
 
     @property
     def schema(self) -> Schema:

@@ -86,11 +86,13 @@ Cost: TypeAlias = Annotated[
     ),
 ]
 Delta: TypeAlias = Annotated[
-    float,
+    float | None,
     typer.Option(
         parser=parse_number,
         help="The delta of (epsilon, delta)-differential privacy; choose less than 1 "
-        "divided by the samples of a device.",
+        "divided by 10 times the samples of a device. Default: planned, for the "
+        "largest device; at most 1e-4.",
+        show_default=False,
         rich_help_panel=BUDGETS,
     ),
 ]
@@ -292,8 +294,8 @@ LearningRate: TypeAlias = Annotated[
 LossName: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="logistic, softmax, hinge or huber. Default: the one that fits the "
-        "labels; logistic without data.",
+        help="logistic, softmax, hinge, smooth_hinge or huber. Default: the one that "
+        "fits the labels; logistic without data.",
         show_default=False,
         rich_help_panel=PLANNING,
     ),
@@ -313,6 +315,27 @@ Dissimilarity: TypeAlias = Annotated[
         help="How heterogeneous the devices are: iid, mild, strong, or a share of the "
         "initial gap. train also accepts measure: one noisy query, charged to every "
         "device. Default: by the partition of the rows; mild without data.",
+        show_default=False,
+        rich_help_panel=PLANNING,
+    ),
+]
+PublicSample: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Rows that are NOT private, with the columns of the data (.csv, .csv.gz, "
+        ".parquet): the planner measures curvature and gap on them. Default: assumed.",
+        show_default=False,
+        rich_help_panel=PLANNING,
+    ),
+]
+Donors: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME",
+        help="Devices that let the planner read their training rows, instead of "
+        "--public-sample. No epsilon covers what the plan reveals of them. Default: "
+        "none.",
         show_default=False,
         rich_help_panel=PLANNING,
     ),

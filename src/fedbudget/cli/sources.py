@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.cli.config import read_config
 from fedbudget.data import Dataset, Schema, from_table, load
 from fedbudget.data.partitions import SEED
+from fedbudget.data.tables import read_sample
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.problem import USUAL_DISSIMILARITY, Counts, Problem
 from fedbudget.text import counted
@@ -23,6 +24,7 @@ MAX_DEVICES = 10_000_000  # a few GB of memory
 _BY_NAME = ("split", "num_devices", "path")
 _TABLE = ("label", "device", "schema", "partition", "missing")
 _SHAPE = ("samples", "dim", "classes")
+_MEASURED = ("public_sample", "donors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,8 @@ class DataOptions:
     loss: str | None = None
     l2: float = 0.0
     dissimilarity: str | None = None
+    public_sample: str | None = None
+    donors: str | None = None
     seed: int = SEED
 
 
@@ -84,18 +88,47 @@ def read_data(options: DataOptions) -> Dataset:
 def source_of(dataset: Dataset, options: DataOptions) -> Source:
     """Return the problem of a data set under the options."""
     dissimilarity = _dissimilarity(options)
+    if options.public_sample is not None:
+        _refuse(options, ("donors",), "--public-sample")
+    donors = options.donors.split(",") if options.donors else []
     problem = dataset.problem(
-        loss=options.loss, l2=options.l2, dissimilarity=dissimilarity
+        loss=options.loss,
+        l2=options.l2,
+        dissimilarity=dissimilarity,
+        donors=[name.strip() for name in donors],
     )
+    if options.public_sample is not None:
+        problem = _with_sample(problem, dataset, options)
     stated = "" if dissimilarity is None else f" (planned as {dissimilarity})"
     line = f"{dataset}{stated}"
     return Source(line=line, problem=problem, device_names=dataset.device_names)
 
 
+def _with_sample(problem: Problem, dataset: Dataset, options: DataOptions) -> Problem:
+    """Return the problem with the modes of a file of public rows."""
+    path = str(options.public_sample)
+    if dataset.schema is None:
+        raise InvalidInputError(
+            f"--public-sample {path} does not go with {dataset.name}, whose rows have "
+            "no schema: leave it out, or use Problem.with_public_sample",
+            argument="public_sample",
+        )
+    if not Path(path).is_file():
+        raise DataError(
+            f"public sample {path!r} is not a file: name a table of public rows",
+            argument="public_sample",
+        )
+    return problem.with_public_sample(*read_sample(path, dataset.schema))
+
+
 def limits(
     options: DataOptions, source: Source, budget: Budget, prices: Prices
 ) -> tuple[Budget, Prices]:
-    """Return budgets and prices, per device if the config sets some per device."""
+    """Return budgets and prices, per device if the config sets some per device.
+
+    A delta that was not given is planned.
+    """
+    budget = budget.for_rows(source.problem.num_samples)
     if not str(options.schema).endswith(".toml"):
         return budget, prices
     config = read_config(str(options.schema))
@@ -165,7 +198,7 @@ def _without_data(options: DataOptions) -> Source:
             "nothing to plan for: name the data (adult, vehicle or a table), or "
             "describe it with --samples 1628x16 --dim 102"
         )
-    _refuse(options, (*_BY_NAME, *_TABLE), "--samples")
+    _refuse(options, (*_BY_NAME, *_TABLE, *_MEASURED), "--samples")
     if options.dim is None:
         raise InvalidInputError(
             "--samples needs --dim: give the number of feature columns, such as "
@@ -207,7 +240,7 @@ def _table(options: DataOptions, path: str) -> Dataset:
             "device, or partition the rows with --partition iid:16",
             argument="data",
         )
-    return from_table(
+    data = from_table(
         path,
         label=options.label,
         device=options.device,
@@ -216,6 +249,10 @@ def _table(options: DataOptions, path: str) -> Dataset:
         seed=options.seed,
         missing=options.missing or "error",  # type: ignore[arg-type]  # checked there
     )
+    if str(options.schema).endswith(".toml"):
+        more = read_config(str(options.schema)).caveats
+        return replace(data, caveats=(*data.caveats, *more))
+    return data
 
 
 def _schema(path: str) -> Schema:

@@ -104,6 +104,7 @@ def load_adult(
         feature_names=SCHEMA.feature_names,
         classes=SCHEMA.classes,
         dissimilarity=dissimilarity,
+        schema=SCHEMA,
     )
 
 

@@ -7,8 +7,9 @@ returns that shape, and reads no row.
 `hold_out` keeps devices out of training, to measure the model on them afterwards.
 """
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,25 +18,35 @@ from numpy.typing import ArrayLike, NDArray
 from fedbudget.checks import whole
 from fedbudget.data.partitions import Dissimilarity, generator
 from fedbudget.data.unit_ball import in_unit_ball
-from fedbudget.errors import DataError, InvalidInputError
-from fedbudget.losses import Labels, Rows
+from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
+from fedbudget.losses import MARGIN_LOSSES, Labels, Rows
 from fedbudget.text import counted
 
 if TYPE_CHECKING:
-    from fedbudget.problem import Problem
+    from fedbudget.data.schema import Schema
+    from fedbudget.problem import Constant, Problem
 
 Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
-    """Rows for training, validation or test, stored device by device."""
+    """Rows for training, validation or test, stored device by device.
+
+    The arrays are copied before they are checked, and are read-only: the sensitivity of
+    a gradient depends on rows that stay in the unit ball. `owned` saves the copy of
+    arrays that nobody else can write to.
+    """
 
     x: Rows  # shape (n, dim), float32, every row in the unit ball; dense or CSR
     y: Labels  # shape (n,): classes 0 .. C-1 (int64), or targets in [-1, 1] (float64)
     offsets: Counts  # shape (M + 1,): device m holds rows offsets[m]:offsets[m + 1]
+    owned: InitVar[bool] = False  # new arrays, or those of another part: not copied
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, owned: bool) -> None:
+        if not owned:
+            for name in ("x", "y", "offsets"):
+                object.__setattr__(self, name, getattr(self, name).copy())
         rows = int(self.offsets[-1]) if len(self.offsets) else -1
         if not rows == len(self.y) == self.x.shape[0]:
             raise DataError(
@@ -45,6 +56,8 @@ class Part:
         if self.offsets[0] != 0 or bool(np.any(np.diff(self.offsets) < 0)):
             raise DataError("offsets must start at 0 and not decrease: sort the rows")
         object.__setattr__(self, "x", in_unit_ball(self.x))
+        for array in (*arrays_of(self.x), self.y, self.offsets):
+            array.setflags(write=False)
         if self.y.dtype.kind == "f" and not np.isfinite(self.y).all():
             row = int(np.argmin(np.isfinite(self.y)))
             raise DataError(
@@ -88,6 +101,9 @@ class Dataset:
     classes: tuple[str, ...] | None  # None: the labels are numbers (regression)
     dissimilarity: Dissimilarity  # of the partition, which is public
     synthetic: bool = False  # rows drawn from a model
+    caveats: tuple[str, ...] = ()  # what no guarantee covers, such as its counts
+    schema: "Schema | None" = None  # the public encoding; None: not known
+    centred: bool = False  # columns have mean 0, by a public preparation
 
     def __post_init__(self) -> None:
         for part in (self.train, self.validation, self.test):
@@ -143,8 +159,12 @@ class Dataset:
         loss: str | None = None,
         l2: float = 0.0,
         dissimilarity: str | float | None = None,
+        donors: Sequence[str] = (),
     ) -> "Problem":
-        """Return the public shape for a plan: counts, columns, classes; reads no row.
+        """Return the public shape for a plan; reads no row, except those of donors.
+
+        The shape is counts, columns and classes, and what the public encoding says
+        about the rows' mean.
 
         Args:
             loss: By default logistic for two classes, softmax for more, huber for
@@ -152,13 +172,16 @@ class Dataset:
             l2: Weight of the L2 term.
             dissimilarity: How heterogeneous the devices are; by default that of the
                 partition.
+            donors: Names of devices that let the planner read their training rows. No
+                epsilon covers what the plan reveals of these: a `NotPrivateWarning`.
 
         Raises:
-            InvalidInputError: The loss does not fit the labels.
+            InvalidInputError: The loss does not fit the labels, or a donor is not
+                known.
         """
         from fedbudget.problem import Problem
 
-        return Problem(
+        problem = Problem(
             num_samples=self.num_samples,
             dim=self.dim,
             loss=_fitting_loss(loss, self.num_classes),
@@ -167,7 +190,65 @@ class Dataset:
             dissimilarity=(
                 self.dissimilarity if dissimilarity is None else dissimilarity
             ),
+            overrides=self._encoded_mean(),
         )
+        if not donors:
+            return problem
+        x, y = self._donated(donors)
+        named = f"rows of {counted(len(donors), 'donor device')}, not private"
+        return problem.with_public_sample(x, y, note=named)
+
+    def _encoded_mean(self) -> dict[str, "Constant"]:
+        """Return what the encoding says about the rows, as constants of a problem."""
+        from fedbudget.data.encoding import CENTRED_DECAY, CENTRED_GAP_DECAY
+        from fedbudget.problem import Constant
+
+        if self.centred:
+            note = "columns have mean 0"
+            values = {
+                "spike_share": 0.0,
+                "spectrum_decay": CENTRED_DECAY,
+                "gap_decay": CENTRED_GAP_DECAY,
+            }
+        elif self.schema is not None:
+            encoding = self.schema.encoding
+            note = f"by the encoding: {encoding}"
+            values = {
+                "spike_share": encoding.spike_share,
+                "spike_gap": encoding.spike_gap,
+                "spectrum_decay": encoding.spectrum_decay,
+                "gap_decay": encoding.gap_decay,
+            }
+        else:
+            return {}
+        return {
+            name: Constant(value=value, source="assumed", note=note)
+            for name, value in values.items()
+        }
+
+    def _donated(self, donors: Sequence[str]) -> tuple[Rows, Labels]:
+        """Return the training rows of devices that consented to it, with a warning."""
+        unknown = [name for name in donors if name not in self.device_names]
+        if unknown:
+            raise InvalidInputError(
+                f"donor {unknown[0]!r} is not a device: name some of "
+                f"{', '.join(self.device_names[:5])}, ...",
+                argument="donors",
+            )
+        warnings.warn(
+            f"the plan reads the training rows of {counted(len(donors), 'donor')}: no "
+            "epsilon covers what it reveals of them, so each must have consented",
+            NotPrivateWarning,
+            stacklevel=3,
+        )
+        numbers = [self.device_names.index(name) for name in dict.fromkeys(donors)]
+        part = _take_devices(self.train, numbers)
+        return part.x, part.y
+
+
+def arrays_of(x: Rows) -> tuple[NDArray[Any], ...]:
+    """Return the arrays that hold dense or CSR rows."""
+    return (x,) if isinstance(x, np.ndarray) else (x.data, x.indices, x.indptr)
 
 
 def split_rows(
@@ -259,7 +340,7 @@ def _fitting_loss(loss: str | None, num_classes: int | None) -> str:
         fitting: tuple[str, ...] = ("huber",)
         labels = "numbers"
     elif num_classes == 2:
-        fitting, labels = ("logistic", "hinge", "softmax"), "2 classes"
+        fitting, labels = ("logistic", *MARGIN_LOSSES, "softmax"), "2 classes"
     else:
         fitting, labels = ("softmax",), f"{num_classes} classes"
     if loss is None:
@@ -276,7 +357,7 @@ def _fitting_loss(loss: str | None, num_classes: int | None) -> str:
 def _take(x: Rows, y: Labels, rows: NDArray[Any], sizes: Counts) -> Part:
     """Return the part made of these rows, which are sorted by device."""
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Part(x=cast(Rows, x[rows]), y=y[rows], offsets=offsets)
+    return Part(x=cast(Rows, x[rows]), y=y[rows], offsets=offsets, owned=True)
 
 
 def _take_devices(part: Part, devices: Sequence[int]) -> Part:
@@ -287,4 +368,4 @@ def _take_devices(part: Part, devices: Sequence[int]) -> Part:
     )
     sizes = part.sizes[list(devices)]
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Part(x=part.x[rows], y=part.y[rows], offsets=offsets)
+    return Part(x=part.x[rows], y=part.y[rows], offsets=offsets, owned=True)

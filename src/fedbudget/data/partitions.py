@@ -76,7 +76,8 @@ def dirichlet(
     """Skew the labels: each class is distributed by its own Dirichlet(alpha) draw.
 
     A small alpha gives devices with few classes and of different sizes. Each device
-    first gets one row at random, so that none is empty.
+    first gets one row at random, so that none is empty. For experiments: one label
+    decides where other rows go, and no privacy guarantee covers that.
 
     >>> ids = dirichlet([0, 1] * 50, 4, 0.3)
     >>> np.unique(ids).tolist()
@@ -127,6 +128,16 @@ class Partition:
         if self.kind == "column":
             return "mild"
         return "strong" if self.kind == "dirichlet" else "iid"
+
+    @property
+    def caveat(self) -> str:
+        """What no privacy guarantee covers with this partition; usually nothing."""
+        if self.kind != "dirichlet":
+            return ""
+        return (
+            "NOT covered: which rows a device holds, and how many: the partition "
+            f"{self} depends on the labels"
+        )
 
     def device_ids(self, labels: NDArray[Any], *, seed: int = 0) -> DeviceIds:
         """Return one device id per label; not for ``column``, which needs the table."""

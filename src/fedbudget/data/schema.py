@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from fedbudget.data.columns import Cells, Numbers, as_coded, as_column, check_name
+from fedbudget.data.encoding import Encoding
 from fedbudget.data.features import Categorical, Feature, Numeric, first_cell
 from fedbudget.data.unit_ball import LARGEST_NORM, check_unit_ball
 from fedbudget.errors import DataError, InvalidInputError, needed
@@ -115,6 +116,17 @@ class Schema:
             else:
                 names += [f"{name}={value}" for value in kind.values]
         return (*names, "intercept") if self.intercept else tuple(names)
+
+    @property
+    def encoding(self) -> Encoding:
+        """The kinds of columns, which say how large the mean of the rows can be."""
+        kinds = self.features.values()
+        categories = [len(k.values) for k in kinds if isinstance(k, Categorical)]
+        return Encoding(
+            numbers=sum(isinstance(kind, Numeric) for kind in kinds),
+            categories=tuple(categories),
+            intercept=self.intercept,
+        )
 
     def encode(self, columns: Mapping[str, Cells], *, dense: bool = False) -> Rows:
         """Turn columns into rows in the unit ball; shape (n, dim), float32.

@@ -33,9 +33,15 @@ from fedbudget.data.reading import (
 )
 from fedbudget.data.schema import Schema
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
+from fedbudget.losses import Labels, Rows
 from fedbudget.text import shown
 
 _DEVICE = "fedbudget device"  # a name that no table uses
+_DROPPED = (
+    "NOT covered: the numbers of rows: those with empty cells are left out "
+    "(missing='drop')"
+)
+_READ_BOUNDS = "NOT covered: the bounds and categories, which were read from the rows"
 
 
 def from_table(
@@ -62,9 +68,11 @@ def from_table(
             `Schema.from_dict` reads. Without it they are read from the rows, with a
             `NotPrivateWarning`.
         partition: Instead of a device column, how to partition the rows: ``iid:16``,
-            ``size:60,40``, ``dirichlet:16:0.3`` or ``column:NAME``.
+            ``size:60,40``, ``dirichlet:16:0.3`` or ``column:NAME``. With ``dirichlet``,
+            a label decides where other rows go, with a `NotPrivateWarning`.
         seed: Seeds the partition and the 80/10/10 split on every device.
-        missing: What to do with rows that have empty cells.
+        missing: What to do with rows that have empty cells. With ``drop``, private
+            cells decide the numbers of rows, with a `NotPrivateWarning`.
         name: The data set's name; by default the file's.
         intercept: Add a constant column. Ignored with a schema, which has its own.
 
@@ -92,8 +100,10 @@ dissimilarity mild
     complete, owners = _without_gaps(
         columns, device, owners, schema, drop=missing == "drop"
     )
+    caveats = _warned_caveats(division, drop=missing == "drop")
     if schema is None:
         schema = schema_from_rows(columns, label=label, intercept=intercept)
+        caveats.append(_READ_BOUNDS)
     columns = complete
     x, y = schema.encode(columns), schema.encode_label(columns[label])
     if owners is not None:
@@ -111,7 +121,52 @@ dissimilarity mild
         feature_names=schema.feature_names,
         classes=schema.classes,
         dissimilarity=division.dissimilarity,
+        caveats=tuple(caveats),
+        schema=schema,
     )
+
+
+def _warned_caveats(division: Partition, *, drop: bool) -> list[str]:
+    """Return what private values decide about public counts and other rows, and warn.
+
+    It does not depend on the rows: whether one of them is dropped is private.
+    """
+    caveats = []
+    if drop:
+        caveats.append(_DROPPED)
+        warnings.warn(
+            "missing='drop' leaves out rows with empty cells, so private cells decide "
+            "the numbers of rows, which are public, and no privacy guarantee covers "
+            "that; fill the cells, or set missing= for a column in a schema",
+            NotPrivateWarning,
+            stacklevel=3,
+        )
+    if division.caveat:
+        caveats.append(division.caveat)
+        warnings.warn(
+            f"with partition {str(division)!r}, one private label decides which device "
+            "holds other rows, and no privacy guarantee covers that; use it for "
+            "experiments, or partition by iid, size or column",
+            NotPrivateWarning,
+            stacklevel=3,
+        )
+    return caveats
+
+
+def read_sample(source: Any, schema: Schema) -> tuple[Rows, Labels]:
+    """Read rows that are not private, encoded as the private rows are.
+
+    Args:
+        source: As for `from_table`; it needs the columns of the schema.
+        schema: That of the private rows.
+
+    Raises:
+        DataError: The table is invalid; the message names the column and the reason.
+    """
+    table = read_table(source, text=_texts(schema, None))
+    columns = _columns(table, label=schema.label, device=None, schema=schema)
+    columns, _ = _without_gaps(columns, None, None, schema, drop=False)
+    return schema.encode(columns), schema.encode_label(columns[schema.label])
 
 
 def from_partitions(

@@ -1,4 +1,4 @@
-"""scikit-learn estimators over the planner and the simulated devices.
+"""scikit-learn estimators over the planner, releases and simulations.
 
 estimators.py   PrivateFederatedClassifier, PrivateFederatedRegressor
 unit_rows.py    from a matrix to rows in the unit ball, device by device

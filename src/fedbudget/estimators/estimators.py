@@ -1,9 +1,9 @@
 """PrivateFederatedClassifier, PrivateFederatedRegressor and their base class."""
 
-import secrets
 import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +17,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
-    DELTA,
     FIRST_COST,
     Budget,
     Prices,
@@ -39,16 +38,15 @@ from fedbudget.estimators.unit_rows import (
     scaled,
     unit_rows,
 )
-from fedbudget.losses import Labels
+from fedbudget.losses import MARGIN_LOSSES, Labels
 from fedbudget.planning import Plan, plan
 from fedbudget.planning.settings import ACCOUNTANT, PLANNER, TARGET, WEIGHTING
+from fedbudget.privacy import Kind
 from fedbudget.problem import USUAL_DISSIMILARITY
+from fedbudget.release.devices import ReleaseDevices
 from fedbudget.simulation.devices import SimulatedDevices
-from fedbudget.training import train
+from fedbudget.training import Run, train
 
-_FIXED_SEED = (
-    "random_state fixes the noise: no privacy guarantee against anyone who knows it"
-)
 _ONE_DEVICE = (
     "all rows are treated as one device; pass groups= with the device of each row (in "
     "a search or a cross-validation: enable metadata routing, set_fit_request("
@@ -62,7 +60,7 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
     """A linear model, trained on devices within both budgets."""
 
     epsilon: PerDevice
-    delta: PerDevice
+    delta: PerDevice | None
     cost: PerDevice
     communication_price: PerDevice
     computation_price: PerDevice
@@ -78,6 +76,7 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
     random_state: Any
 
     plan_: Plan
+    kind_: Kind
     privacy_statement_: str
     n_features_in_: int
     coef_: Array  # shape (C, d)
@@ -112,18 +111,19 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
         )
         labels, caveats = self._labels(y)
         rows = unit_rows(x, row_norm=self.row_norm, intercept=self.fit_intercept)
-        self._train(by_device(rows, labels, groups, classes=self._class_names()))
-        if self.random_state is not None:
-            caveats.append(_FIXED_SEED)
-        self.privacy_statement_ = "; ".join([str(self.plan_.privacy), *caveats])
+        run = self._train(by_device(rows, labels, groups, classes=self._class_names()))
+        self.plan_, self.kind_ = run.plan, run.kind
+        self.privacy_statement_ = str(replace(run.privacy, caveats=tuple(caveats)))
+        self._store(run.theta.reshape(run.plan.model.num_outputs, -1))
         return self
 
-    def _train(self, data: Dataset) -> None:
+    def _train(self, data: Dataset) -> Run:
+        """Plan, and release a model; with a random_state, simulate one."""
         budget = Budget(epsilon=self.epsilon, delta=self.delta, cost=self.cost)
         prices = Prices(
             communication=self.communication_price, computation=self.computation_price
         )
-        self.plan_ = plan(
+        best = plan(
             data.problem(loss=self.loss, l2=self.l2, dissimilarity=self.dissimilarity),
             budget,
             prices,
@@ -132,14 +132,11 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
             weights=self.weights,
             target=self.target,
         )
-        seed = (
-            secrets.randbits(63)
-            if self.random_state is None
-            else int(check_random_state(self.random_state).randint(2**31 - 1))
-        )
+        if self.random_state is None:
+            return train(best, ReleaseDevices(data, budget=budget, prices=prices))
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         devices = SimulatedDevices(data, seed=seed, budget=budget, prices=prices)
-        theta = train(self.plan_, devices).theta
-        self._store(theta.reshape(self.plan_.model.num_outputs, -1))
+        return train(best, devices)
 
     def _store(self, theta: Array) -> None:
         """Store the model in the scale of the unscaled rows."""
@@ -188,21 +185,25 @@ def _check_target(y: Any) -> None:
 
 
 class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type: ignore[misc]
-    """A linear classifier, trained on simulated devices within both budgets.
+    """A linear classifier, trained device by device within both budgets.
 
-    Every `fit` spends the budgets again: cross-validation with k folds fits k times,
+    A fit is a release: exact sums, and exact noise of the operating system. With a
+    `random_state` it is a simulation, and nothing is promised for its model. Every
+    `fit` spends the budgets again: cross-validation with k folds fits k times,
     and epsilons add up. Scores and accuracies are computed on rows without noise, and
     are not private.
 
     Args:
         epsilon: Privacy budget of each device for a fit: a number, or one per device in
             the sorted order of `groups`. The same holds for delta, cost and the prices.
-        delta: Of (epsilon, delta); use less than one over a device's number of rows.
+        delta: Of (epsilon, delta); by default the smaller of 1e-4 and 1 / (10 n) for
+            the n rows of the largest device, rounded down to one digit.
         cost: Cost budget of each device for a fit, in the prices' unit.
         communication_price: Per round.
         computation_price: Per local step.
-        loss: logistic or hinge for two classes, softmax for any number; by default
-            logistic for two and softmax for more. hinge has no `predict_proba`.
+        loss: logistic, hinge or smooth_hinge for two classes, softmax for any number;
+            by default logistic for two and softmax for more. hinge and smooth_hinge
+            have no `predict_proba`.
         l2: Weight of the L2 term.
         row_norm: Public bound on the norm of a row. Longer rows are clipped to it, in
             `fit` and in `predict`. It must not be computed from private rows.
@@ -217,12 +218,12 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         weights: auto, uniform or size.
         target: The objective of auto weights: all devices count the same (uniform), or
             all rows (size).
-        random_state: None draws the noise's seed from the system. A fixed seed makes
-            the result reproducible, and voids the guarantee against anyone who knows
-            it.
+        random_state: None makes every fit a release, which nothing can repeat.
+            Anything else makes it a reproducible simulation, for trying things out.
 
     Attributes:
         plan_: The `Plan` of the fit.
+        kind_: `release` or `simulation`.
         privacy_statement_: The privacy guarantee, in words, and its exceptions.
         classes_: The classes, in the order of the columns of `predict_proba`.
         coef_: Coefficients of the linear model, for rows within `row_norm`.
@@ -243,7 +244,7 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         self,
         *,
         epsilon: PerDevice = EPSILON,
-        delta: PerDevice = DELTA,
+        delta: PerDevice | None = None,
         cost: PerDevice = FIRST_COST,
         communication_price: PerDevice = COMMUNICATION_PRICE,
         computation_price: PerDevice = COMPUTATION_PRICE,
@@ -289,7 +290,7 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
             return scores
         return scores[:, 0] if scores.shape[1] == 1 else scores[:, 1] - scores[:, 0]
 
-    @available_if(lambda self: self.loss != "hinge")  # type: ignore[untyped-decorator]
+    @available_if(lambda self: self.loss not in MARGIN_LOSSES)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:  # noqa: N803
         """Return the probability of each class; shape (n, C)."""
         scores = self._scores(X)
@@ -355,7 +356,7 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: i
         self,
         *,
         epsilon: PerDevice = EPSILON,
-        delta: PerDevice = DELTA,
+        delta: PerDevice | None = None,
         cost: PerDevice = FIRST_COST,
         communication_price: PerDevice = COMMUNICATION_PRICE,
         computation_price: PerDevice = COMPUTATION_PRICE,

@@ -85,7 +85,8 @@ def by_device(
     codes, names = _devices(groups, len(y))
     order = np.argsort(codes, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(names)))])
-    part = Part(x=x[order], y=y[order], offsets=offsets.astype(np.int64))
+    offsets = offsets.astype(np.int64)
+    part = Part(x=x[order], y=y[order], offsets=offsets, owned=True)
     empty = Part(x=x[:0], y=y[:0], offsets=np.zeros(len(names) + 1, np.int64))
     return Dataset(
         name="rows",

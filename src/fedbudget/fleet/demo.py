@@ -16,7 +16,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ import numpy as np
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
-    DELTA,
     Budget,
     Prices,
+    planned_delta,
 )
 from fedbudget.data import Dataset
 from fedbudget.errors import InvalidInputError, TrainingError
@@ -55,7 +55,7 @@ class Terms:
     """The budgets, prices and limits in the policy of a demo's device."""
 
     epsilon: float
-    delta: float = DELTA
+    delta: float | None = None  # None: planned from the rows of all devices
     cost: float
     communication: float = COMMUNICATION_PRICE
     computation: float = COMPUTATION_PRICE
@@ -64,8 +64,13 @@ class Terms:
 
     def __post_init__(self) -> None:
         # Fail before any process is started, not in a device's own process.
-        Budget(epsilon=self.epsilon, delta=self.delta, cost=self.cost)
+        self.budget  # noqa: B018  # checks its values
         Prices(communication=self.communication, computation=self.computation)
+
+    @property
+    def budget(self) -> Budget:
+        """The budget of a device."""
+        return Budget(epsilon=self.epsilon, delta=self.delta, cost=self.cost)
 
 
 @dataclass
@@ -183,6 +188,9 @@ class TrialFleet:
 
     def __post_init__(self) -> None:
         self.certs = self.folder / "certs"
+        if self.terms.delta is None:
+            delta = planned_delta(self.data.num_samples)
+            self.terms = replace(self.terms, delta=delta)
         # The coordinator sorts devices by name, and the data must have the same order.
         self.names = [check_name(name) for name in self.data.device_names]
         if self.names != sorted(self.names):
@@ -373,7 +381,11 @@ def _policy(
 ) -> str:
     sections: dict[str, Mapping[str, object]] = {
         "data": {"file": "rows.npz", "loss": terms.loss, "lineage": name},
-        "budget": {"epsilon": terms.epsilon, "delta": terms.delta, "cost": terms.cost},
+        "budget": {
+            "epsilon": terms.epsilon,
+            "delta": terms.budget.delta_or_raise(),
+            "cost": terms.cost,
+        },
         "prices": {
             "communication": terms.communication,
             "computation": terms.computation,

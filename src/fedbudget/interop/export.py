@@ -8,7 +8,7 @@ An ONNX file holds the model as a graph, rows in, labels and probabilities out:
     input    rows            float32 (n, dim), encoded as the model's schema says
     output   label           int64 (n,): an index into the classes in the metadata
              probabilities   float32 (n, C), for logistic and softmax
-             score           float32 (n, 1), for hinge
+             score           float32 (n, 1), for hinge and smooth_hinge
              value           float32 (n, 1), for huber: its only output
 
 The file's metadata holds the names of the columns and the classes, and the privacy
@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from fedbudget.checks import Array
 from fedbudget.errors import DataError, InvalidInputError, RecordError, needed
 from fedbudget.files import whole_file
-from fedbudget.losses import Loss, Rows, loss_named
-from fedbudget.record import RecordedRun, read_run
+from fedbudget.losses import MARGIN_LOSSES, Loss, Rows, loss_named
+from fedbudget.record import read_run
 
 _OPSET, _IR = 17, 8  # of 2022: every runtime of today reads them
 _PRODUCER = "fedbudget"
@@ -112,17 +112,18 @@ class LinearModel:
             loss=run.plan.loss,
             feature_names=tuple(run.about.get("feature_names") or ()),
             classes=None if classes is None else tuple(map(str, classes)),
-            privacy=_privacy_statement(run),
+            privacy=str(run.privacy),
         )
 
     def to_sklearn(self) -> Any:
         """Return a fitted scikit-learn model with the same predictions.
 
-        LogisticRegression for logistic and softmax, LinearSVC for hinge, and
-        LinearRegression for huber.
+        LogisticRegression for logistic and softmax, LinearSVC for hinge and
+        smooth_hinge, and LinearRegression for huber.
         """
         linear_model, svm = _sklearn()
-        kinds = {"hinge": svm.LinearSVC, "huber": linear_model.LinearRegression}
+        kinds = dict.fromkeys(MARGIN_LOSSES, svm.LinearSVC)
+        kinds["huber"] = linear_model.LinearRegression
         fitted = kinds.get(self.loss, linear_model.LogisticRegression)(
             fit_intercept=False
         )
@@ -287,17 +288,6 @@ def _sklearn() -> tuple[Any, Any]:
     return linear_model, svm
 
 
-def _privacy_statement(run: RecordedRun) -> str:
-    """Return the run's privacy statement, with a caveat if the seed is public."""
-    statement = str(run.plan.privacy)
-    if "seed" not in run.about or run.plan.accountant == "none":
-        return statement
-    return (
-        f"{statement}; the noise of this simulation follows from seed "
-        f"{run.about['seed']}: no privacy guarantee against anyone who knows it"
-    )
-
-
 def _graph(
     model: LinearModel, onnx: Any
 ) -> tuple[list[Any], list[Any], dict[str, NDArray[Any]]]:
@@ -323,7 +313,7 @@ def _graph(
         "zero": np.zeros(1, np.float32),
         "axis": np.ones(1, np.int64),
     }
-    if model.loss == "hinge":
+    if model.loss in MARGIN_LOSSES:
         nodes = [*decide, node("Identity", ["scores"], ["score"])]
         return nodes, [label, _table(onnx, "score", 1)], constants
     nodes = [

@@ -9,6 +9,7 @@ from typing import Any
 from fedbudget.losses import LOSSES
 from fedbudget.planning import PLANNERS, Plan
 from fedbudget.privacy import ACCOUNTANTS
+from fedbudget.privacy.runs import TRUSTS, UNITS
 
 _DESCRIPTIONS: dict[str, str] = {
     "tau": "local steps between two uploads",
@@ -18,8 +19,12 @@ _DESCRIPTIONS: dict[str, str] = {
     "momentum": "momentum of the server's averaged update",
     "sampling": "how a batch is sampled",
     "num_samples": "training rows of each device",
-    "batch_size": "rows averaged in each gradient, per device",
-    "noise_std": "std of the noise on every coordinate of a mean gradient, per device",
+    "batch_size": "rows averaged in each gradient, per device; num_samples if sampling "
+    "is full",
+    "noise_std": "std of the noise, per coordinate and device: on every mean gradient, "
+    "or, if only sums are seen, of the device's share on its weighted upload",
+    "noise_decay": "noise of a round over that of the round before; below 1, "
+    "noise_std is the constant noise of equal cost",
     "weights": "weight of each device in the average; they sum to 1",
     "epsilon": "spent by the whole run, per device; null: no privacy guarantee",
     "delta": "delta of (epsilon, delta)-differential privacy, per device",
@@ -27,13 +32,15 @@ _DESCRIPTIONS: dict[str, str] = {
     "prior_releases": "names of the measurements that prior_mu includes",
     "cost": "spent by the whole run, per device, in the unit of the prices",
     "loss": "the loss that is minimised",
-    "num_classes": "scores per row; 1 for logistic, hinge and huber",
+    "num_classes": "scores per row; 1 unless the loss is softmax",
     "l2": "weight of the L2 term, per parameter squared",
     "dim": "columns of a row",
     "lipschitz": "largest norm of one sample's gradient",
     "planner": "the planner that made the plan",
     "accountant": "the accountant that computed epsilon; none: not private",
     "predicted_loss": "predicted excess loss over the best linear model",
+    "predicted_range": "where the excess loss is expected in 8 of 10 cases: the least "
+    "and the most",
     "epsilon_price": "predicted decrease of the loss per additional unit of epsilon",
     "cost_price": "predicted decrease of the loss per additional unit of cost",
     "binding": "the budgets that limit the loss",
@@ -42,6 +49,11 @@ _DESCRIPTIONS: dict[str, str] = {
     "advice": "a hint if federating is not predicted to pay; else empty",
     "drift_correction": "whether each device corrects its local steps by its last "
     "deviation from the average",
+    "trust": "what the server sees: each upload, or only sums of uploads",
+    "unit": "what epsilon protects: one sample, or one device with all its samples",
+    "least_answers": "least number of uploads in a sum that the server sees",
+    "colluders": "devices that may collude with the server",
+    "clip": "largest norm of a device's move in a round; null: not clipped",
     "device_rounds": "number of rounds of each device",
     "privacy": "the privacy statement, in words",
     "data": "the data set in one line; in the output of commands",
@@ -61,19 +73,25 @@ _SINGLE: dict[str, dict[str, Any]] = {
 _LIMITS: dict[str, dict[str, Any]] = {
     "learning_rate": _POSITIVE,
     "momentum": {**_SIZE, "exclusiveMaximum": 1},
+    "noise_decay": {**_POSITIVE, "maximum": 1},
     "sampling": {"enum": ["full", "fixed", "poisson", "cyclic"]},
     "num_samples": _WHOLE,
     "batch_size": _WHOLE,
     "epsilon": {"type": ["number", "null"], "minimum": 0},
     "delta": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
     "loss": {"enum": sorted(LOSSES)},
-    "planner": {"enum": sorted(PLANNERS)},
+    "planner": {"enum": [*sorted(PLANNERS), "schedule"]},
     "accountant": {"enum": [*sorted(ACCOUNTANTS), "none"]},
     "lipschitz": _POSITIVE,
     "predicted_loss": {"type": "number"},
+    "predicted_range": {"type": "number"},
     "binding": {"enum": ["privacy", "cost"]},
     "reasons": _TEXT,
     "last_round": _COUNT,
+    "trust": {"enum": list(TRUSTS)},
+    "unit": {"enum": list(UNITS)},
+    "colluders": _COUNT,
+    "clip": {"type": ["number", "null"], "exclusiveMinimum": 0},
 }
 
 

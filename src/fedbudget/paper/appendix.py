@@ -41,6 +41,7 @@ from fedbudget.paper.results import (
     mean_interval,
     printed_epsilon,
 )
+from fedbudget.privacy import rounded_up
 
 _KINDS = {HOLDS: "good", IN_PART: "fair", UNDECIDED: "fair"}
 
@@ -248,7 +249,7 @@ def _printed_blocks(runs: Runs, scale: Scale) -> Iterator[Block]:
     yield Paragraph(
         "The paper's `opt_sigma` takes the wrong root (erratum 1). The table has the "
         f"same plans with the printed noise, at C = {FIRST_COST:g}: the epsilon that "
-        "they spend (exact), and the gain in points of accuracy over the private "
+        "they spend (rounded up), and the gain in points of accuracy over the private "
         "noise. If the paper's plots used the printed noise, they show runs without "
         "meaningful privacy."
     )
@@ -260,7 +261,9 @@ def _printed_blocks(runs: Runs, scale: Scale) -> Iterator[Block]:
             private = runs.values(name, planners.TUNED, epsilon, FIRST_COST)
             cells.append(interval(mean_interval(100 * (printed - private))))
         spent = printed_epsilon(runs, scale, epsilon)
-        rows.append([f"{epsilon:g}", Marked(f"{spent:.1f}", "bad"), *cells])
+        rows.append(
+            [f"{epsilon:g}", Marked(rounded_up(spent, digits=3), "bad"), *cells]
+        )
     yield Table(
         ["eps requested", "eps spent", *names],
         rows,

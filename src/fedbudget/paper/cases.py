@@ -13,7 +13,7 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array, one_of
 from fedbudget.data import Dataset, load
 from fedbudget.planning import Plan
-from fedbudget.privacy import NoisyGradients, accountant_named
+from fedbudget.privacy import NoisyGradients, accountant_named, first_factor
 from fedbudget.problem import Problem
 
 PRICES = Prices(communication=100, computation=1)
@@ -275,9 +275,11 @@ def move_to_split(plan: Plan, data: Dataset) -> Plan:
 def first_rounds(plan: Plan, rounds: int) -> Plan:
     """Return the first rounds of a plan, with the noise of the whole plan."""
     last = plan.last_round
+    constant = first_factor(plan.noise_decay, rounds)
     return replace(
         plan,
         rounds=rounds,
+        noise_std=plan.noise_std_of(1) / constant,
         last_round=None if last is None else np.minimum(last, rounds),
         cost=plan.cost * rounds / plan.rounds,
     )

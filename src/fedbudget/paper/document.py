@@ -49,6 +49,7 @@ from fedbudget.paper.results import (
     paired,
     printed_epsilon,
 )
+from fedbudget.privacy import rounded_up
 
 TITLE = "The paper's evaluation, run again"
 APPENDIX = Heading("Appendix")  # the long tables come after it
@@ -110,8 +111,8 @@ def _answer(findings: Findings, about: About) -> Iterator[Block]:
             "worse where devices are heterogeneous: see the appendix.",
             *_claim_lines(findings.claims),
             "The noise that the paper prints is not private: it spends eps = "
-            f"{spent:.1f} where the paper states {low:g}. All other results here use "
-            "the corrected noise.",
+            f"{rounded_up(spent, digits=3)} where the paper states {low:g}. All other "
+            "results here use the corrected noise.",
             _local_only(findings.runs, findings.tables, scale),
         ]
     )

@@ -41,6 +41,7 @@ STEP_SECONDS = {"adult": 45e-6, "vehicle": 290e-6}
 _DESCRIPTION = {"epsilon", "delta", "prior_mu", "cost", "lipschitz", "planner"}
 _DESCRIPTION |= {"accountant", "predicted_loss", "epsilon_price", "cost_price"}
 _DESCRIPTION |= {"binding", "reasons", "advice", "prior_releases"}
+_DESCRIPTION |= {"predicted_range"}
 
 _CHUNK_SECONDS = 6.0  # of work between two reports of progress
 _PART_SECONDS = 60.0  # of work in one part; a stop loses at most this much

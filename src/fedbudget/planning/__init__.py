@@ -9,6 +9,7 @@ bounds.py     the paper's planner, and one that uses the sound form of its bound
 settings.py   the input and the output of a planner; the affordable pairs of tau and
               rounds; the noise and the cost of a choice
 plans.py      the plan itself
+shared_noise.py  a given schedule, completed for a server that sees only sums
 frontier.py   the predicted loss over many budgets: exact plans, and a coarse map
 """
 

@@ -5,9 +5,12 @@ The spectral model predicts the excess loss on a device's own rows for all three
     federated    the plan's predicted loss, plus the loss of sharing one model between
                  heterogeneous (unlike) devices
     local only   a fit to the device's own N_m rows: its estimation error
-    constant     all that can be learnt, except along the steepest direction
+    constant     all that can be learned, except along the steepest direction
 
-Like the predicted loss, this is a model's estimate: enough for a warning, not a proof.
+Local-only training is advised wherever it is predicted to be as good. A constant is
+advised only where local-only training is not predicted to be better than it, either.
+Like the predicted loss, this is a model's estimate: benchmarks/regret.py counts how
+often it is wrong, and docs/explanation/planning.md has the counts.
 """
 
 from collections.abc import Mapping
@@ -37,7 +40,8 @@ class Forecast:
     @property
     def text(self) -> str:
         """One line if federating is not predicted to pay, otherwise empty."""
-        if self.federated >= self.constant * (1 - _EQUAL):
+        useless = self.constant * (1 - _EQUAL)
+        if self.federated >= useless and self.local_only >= useless:
             return (
                 "federating may not pay: a constant guess is predicted to be as good "
                 f"(excess loss {self.constant:.3g}, federated "
@@ -56,28 +60,49 @@ class Forecast:
 def advise(problem: Problem, predicted_loss: float) -> Forecast:
     """Predict the loss of federated training, local-only training and a constant."""
     spectrum = Spectrum.of(problem)
-    learnable = float(np.sum(spectrum.count * spectrum.gap))
+    learnable = spectrum.learnable
     # The excess loss of a common model on a device's own rows.
     mismatch = problem["dissimilarity"] ** 2 * learnable
     return Forecast(
         federated=predicted_loss + mismatch,
-        local_only=float(np.mean(local_only_loss(spectrum, problem.num_samples))),
-        constant=learnable - float(spectrum.gap[0]),
+        local_only=float(
+            np.mean(
+                local_only_loss(
+                    spectrum, problem.num_samples, dispersion=_dispersion(problem)
+                )
+            )
+        ),
+        constant=learnable * (1 - problem["spike_gap"]),
     )
 
 
-def local_only_loss(spectrum: Spectrum, num_samples: NDArray[np.int64]) -> Array:
+def _dispersion(problem: Problem) -> float:
+    """Return the variance of the slopes at the optimum, over the curvature.
+
+    It is 1 for a likelihood. For a square it is that of the residuals, twice the loss
+    that cannot be learned.
+    """
+    if problem.model.name != "huber":
+        return 1.0
+    rest = 1 - min(problem["learnable_share"], 1.0)
+    return 2 * rest * problem["initial_gap"]
+
+
+def local_only_loss(
+    spectrum: Spectrum, num_samples: NDArray[np.int64], *, dispersion: float = 1.0
+) -> Array:
     """Predict the excess loss of a fit to N rows over a fit to infinitely many rows.
 
     Along a mode of curvature h, a fit with an L2 term of weight s has two errors. The
-    bias is (s / (h + s))^2 of the gap. The variance is h^2 / (2 N (h + s)^2): for a
-    likelihood, the variance of the gradient equals the curvature. s is the best one.
+    bias is (s / (h + s))^2 of the gap. The variance is D h^2 / (2 N (h + s)^2), where
+    the variance of the gradient is D times the curvature: for a likelihood, D = 1. s is
+    the best one.
     """
     h, n, gap = spectrum.curvature, spectrum.count, spectrum.gap
     sizes, inverse = np.unique(num_samples, return_inverse=True)
     strengths = np.geomspace(1e-7, 10, 60)[:, None]
     shrinkage = (strengths / (h + strengths)) ** 2
-    spread = 0.5 * (h / (h + strengths)) ** 2
+    spread = 0.5 * dispersion * (h / (h + strengths)) ** 2
     bias, variance = shrinkage @ (n * gap), spread @ n  # shape (strengths,)
     best = np.min(bias[:, None] + variance[:, None] / sizes, axis=0)
     return np.asarray(best[inverse])

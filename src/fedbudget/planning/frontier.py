@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.budget import DELTA, Budget, Prices
+from fedbudget.budget import Budget, Prices, planned_delta
 from fedbudget.checks import Array, floats, within
 from fedbudget.planning.planner import plan
 from fedbudget.planning.plans import Plan
@@ -49,6 +49,7 @@ class Frontier:
 
     epsilons: Array  # shape (E,)
     costs: Array  # shape (C,)
+    delta: float  # of every plan
     plans: tuple[tuple[Plan | None, ...], ...]  # E rows of C plans
 
     def _grid(self, name: str) -> Array:
@@ -90,6 +91,7 @@ class Frontier:
         return {
             "epsilons": self.epsilons.tolist(),
             "costs": self.costs.tolist(),
+            "delta": self.delta,
             **{name: _without_nan(getattr(self, name)) for name in grids},
             "binding": [
                 [None if plan is None else list(plan.binding) for plan in row]
@@ -104,7 +106,7 @@ def frontier(
     *,
     epsilons: ArrayLike = EPSILONS,
     costs: ArrayLike | None = None,
-    delta: float = DELTA,
+    delta: float | None = None,
     on_point: Callable[[], None] | None = None,
     **options: Any,
 ) -> Frontier:
@@ -116,7 +118,7 @@ def frontier(
         epsilons: Privacy budgets to try.
         costs: Cost budgets to try; by default 2 to 10 times the price of a round with
             one step.
-        delta: The same for all plans.
+        delta: The same for all plans; by default, planned from the rows.
         on_point: Called after each point, to show progress.
         **options: `planner`, `accountant`, `weights`, ... as for `plan`.
 
@@ -126,6 +128,7 @@ def frontier(
     >>> result.predicted_loss.shape
     (2, 2)
     """
+    delta = planned_delta(problem.num_samples) if delta is None else delta
     if costs is None:
         round_cost = prices.run_cost(rounds=1, tau=1, batch_size=problem.num_samples)
         costs = np.array([2, 3, 5, 8, 10]) * (float(round_cost.max()) or 1.0)
@@ -142,7 +145,7 @@ def frontier(
             if on_point is not None:
                 on_point()
         rows.append(tuple(row))
-    return Frontier(epsilons=eps_axis, costs=cost_axis, plans=tuple(rows))
+    return Frontier(epsilons=eps_axis, costs=cost_axis, delta=delta, plans=tuple(rows))
 
 
 def predicted_losses(

@@ -58,6 +58,7 @@ def plan(
     learning_rate: float | None = None,
     drift_correction: bool = True,
     sampling: str = SAMPLING,
+    noise_schedule: bool = True,
 ) -> Plan:
     """Return the best plan within both budgets of every device.
 
@@ -84,6 +85,8 @@ def plan(
             batches, taken in turn, and a pass over them costs the privacy of one step;
             fixed if there is only one batch. `auto`: cyclic if samples have a price
             and the planner is `joint`, Poisson with `pld`, fixed otherwise.
+        noise_schedule: Whether `joint` may let the noise fall from round to round,
+            which costs as much privacy as constant noise.
 
     Raises:
         InvalidInputError: An argument is invalid.
@@ -104,6 +107,7 @@ def plan(
     ):
         if not isinstance(value, kind):
             raise InvalidInputError(f"{name} must be a {kind.__name__}, got {value!r}")
+    budget = budget.for_rows(problem.num_samples)
     check_devices(budget, prices, problem.num_devices)
     _check_loss(problem.model)
     privacy_accountant = accountant_named(accountant)
@@ -119,6 +123,7 @@ def plan(
         learning_rate=_checked_rate(learning_rate),
         drift_correction=drift_correction,
         cyclic=_is_cyclic(sampling, planner, accountant, prices),
+        noise_schedule=noise_schedule,
     )
     choice = PLANNERS[planner](setting)
     dual_prices = _dual_prices(setting, choice, PLANNERS[planner])
@@ -169,7 +174,7 @@ def _dual_prices(
 
     The batch size is kept, so that the prices are those of this plan.
     """
-    setting = replace(setting, batch_size=choice.batch_size)
+    setting = replace(setting, batch_size=choice.batch_size, explain=False)
     with_epsilon = setting.with_larger_budget(epsilon=_INCREASE)
     with_cost = setting.with_larger_budget(cost=_INCREASE)
     loss = choice.predicted_loss

@@ -12,10 +12,20 @@ from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Loss, loss_named
 from fedbudget.privacy import (
     ACCOUNTANTS,
+    LocalSteps,
     NoisyGradients,
+    NoisyUploads,
     PrivacyStatement,
+    Releases,
+    Trust,
+    Unit,
     accountant_named,
+    first_factor,
+    noise_factors,
+    rounded_up,
 )
+from fedbudget.privacy.runs import TRUSTS, UNITS
+from fedbudget.privacy.uploads import check_answers
 
 NOT_PRIVATE = "none"  # the accountant of a plan without noise
 
@@ -26,7 +36,18 @@ _SAMPLINGS = ("full", "fixed", "poisson", "cyclic")
 
 # Keys that earlier states of this version wrote, and what they are called now.
 _RENAMED_KEYS = {"drift_control": "drift_correction"}
-_EXPLANATIONS = ("advice", "privacy", "reasons")  # texts for people
+# Keys that earlier states of this version did not write, and what their plans did.
+_ADDED_KEYS = {
+    "trust": "uploads",
+    "unit": "sample",
+    "least_answers": 1,
+    "colluders": 0,
+    "clip": None,
+    "predicted_range": None,
+    "noise_decay": 1.0,
+}
+# Texts for people, and the range of a prediction: they do not change a run.
+_EXPLANATIONS = ("advice", "privacy", "reasons", "predicted_range")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,14 +65,16 @@ class Plan:
     sampling: str  # full | fixed (without replacement) | poisson | cyclic
     num_samples: NDArray[np.int64]  # N_m: training rows
     batch_size: NDArray[np.int64]  # X_m
-    noise_std: Array  # sigma_m, per coordinate of a mean gradient
+    # sigma_m, per coordinate: of the noise on a mean gradient, or with trust "sum" of
+    # each device's share on its weighted upload.
+    noise_std: Array
     weights: Array  # p_m, in the average; they sum to 1
     epsilon: Array  # spent by the whole run
     delta: Array
     prior_mu: Array  # spent before the run, as Gaussian DP; epsilon includes it
     cost: Array  # spent by the whole run
     loss: str
-    num_classes: int  # scores per row; 1 for logistic, hinge and huber
+    num_classes: int  # scores per row; 1 unless the loss is softmax
     l2: float
     dim: int  # columns of a row
     lipschitz: float  # G, by which noise_std turns into epsilon
@@ -69,6 +92,16 @@ class Plan:
     advice: str = ""  # set if federating is not predicted to pay
     drift_correction: bool = False  # drift correction, for heterogeneous devices
     prior_releases: tuple[str, ...] = ()  # the measurements that cost `prior_mu`
+    trust: Trust = "uploads"  # what the server sees: uploads (noise per step) | sum
+    unit: Unit = "sample"  # what epsilon protects: sample | device
+    least_answers: int = 1  # t: of a sum that the server sees
+    colluders: int = 0  # c: devices that may collude with the server
+    clip: float | None = None  # largest norm of a device's move in a round, for sums
+    # Between which the excess loss is expected in 8 of 10 cases; None: the prediction.
+    predicted_range: tuple[float, float] | None = None
+    # The noise of a round over that of the round before. Below 1, `noise_std` is the
+    # constant noise of equal cost: see `privacy.schedules`.
+    noise_decay: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", whole("tau", self.tau))
@@ -79,6 +112,7 @@ class Plan:
         number("momentum", self.momentum, least=0, below=1)
         number("l2", self.l2, least=0)
         number("lipschitz", self.lipschitz, above=0)
+        number("noise_decay", self.noise_decay, above=0, most=1)
         if not isinstance(self.drift_correction, bool | np.bool_):
             raise InvalidInputError(
                 f"drift_correction must be true or false, got {self.drift_correction!r}"
@@ -89,6 +123,8 @@ class Plan:
         if self.last_round is not None:
             last = _array("last_round", self.last_round, np.int64)
             object.__setattr__(self, "last_round", last)
+        low, high = self.predicted_range or (self.predicted_loss,) * 2
+        object.__setattr__(self, "predicted_range", (float(low), float(high)))
         self._check()
 
     def _check(self) -> None:
@@ -110,17 +146,53 @@ class Plan:
             within("noise_std", self.noise_std, above=0)
             within("epsilon", self.epsilon, least=0)
             self._check_lipschitz()
+        if self.sampling == "poisson" and self.prior_mu.any():
+            raise InvalidInputError(
+                f"prior_mu is {self.prior_mu.max():g} and sampling poisson: no theorem "
+                "composes sampled steps with a measurement that they were planned by; "
+                "plan with accountant gdp, or without private measurements"
+            )
         if abs(float(self.weights.sum()) - 1) > 1e-6:
             raise InvalidInputError(
                 f"weights must sum to 1, got {float(self.weights.sum()):g}: divide them"
             )
         self._check_rounds()
+        self._check_trust()
         if (self.batch_size > self.num_samples).any():
             m = int(np.argmax(self.batch_size > self.num_samples))
             raise InvalidInputError(
                 f"batch_size {self.batch_size[m]} of device {m} is above its "
                 f"{self.num_samples[m]} samples: lower it"
             )
+        self._check_full_batches()
+        self._check_noise_decay()
+
+    def _check_full_batches(self) -> None:
+        """Refuse full batches that are not: they would train on rows not counted."""
+        part = self.batch_size != self.num_samples
+        if self.sampling == "full" and part.any():
+            m = int(np.argmax(part))
+            raise InvalidInputError(
+                f"sampling is 'full', but batch_size {self.batch_size[m]} of device "
+                f"{m} is below its {self.num_samples[m]} samples: raise it to that, "
+                "or set sampling to 'fixed'"
+            )
+
+    def _check_noise_decay(self) -> None:
+        """Refuse falling noise where it is not accounted for."""
+        if self.noise_decay < 1 and self.sampling not in ("full", "fixed"):
+            raise InvalidInputError(
+                f"noise_decay is {self.noise_decay:g} and sampling {self.sampling}, "
+                "which is accounted for with constant noise only: set noise_decay to "
+                "1, or sampling to full or fixed"
+            )
+        per_step = self.trust == "uploads" and self.unit == "sample"
+        if self.noise_decay < 1 and not per_step:
+            raise InvalidInputError(
+                f"noise_decay is {self.noise_decay:g}, with trust {self.trust!r} and "
+                f"unit {self.unit!r}, whose noise is constant: set noise_decay to 1"
+            )
+        first_factor(self.noise_decay, self.rounds)  # refuses what falls too far
 
     def _check_lipschitz(self) -> None:
         """Refuse a bound below that of the loss, which devices build from its name."""
@@ -130,6 +202,43 @@ class Plan:
                 f"lipschitz {self.lipschitz:g} is below the {least:g} of loss "
                 f"{self.loss!r}, so no epsilon would hold: plan with the loss by name"
             )
+
+    def _check_trust(self) -> None:
+        """Refuse what the accounting of this trust and this unit does not cover."""
+        one_of("trust", self.trust, TRUSTS)
+        one_of("unit", self.unit, UNITS)
+        if self.unit == "device" and self.sampling == "poisson":
+            raise InvalidInputError(
+                "unit 'device' needs batches of a fixed size, got sampling 'poisson': "
+                "use full, fixed or cyclic"
+            )
+        if self.trust == "uploads":
+            if (self.least_answers, self.colluders, self.clip) != (1, 0, None):
+                raise InvalidInputError(
+                    f"least_answers {self.least_answers}, colluders {self.colluders} "
+                    f"and clip {self.clip} are for trust 'sum': leave them out"
+                )
+            return
+        if self.sampling not in ("full", "cyclic"):
+            raise InvalidInputError(
+                "trust 'sum' needs full or cyclic batches, got sampling "
+                f"{self.sampling!r}: use one of them",
+                argument="sampling",
+            )
+        if self.drift_correction:
+            raise InvalidInputError(
+                "drift_correction needs uploads that were released, and with trust "
+                "'sum' none are: set it to false"
+            )
+        if np.ptp(self.noise_std) > 0:
+            raise InvalidInputError(
+                f"noise_std is {self.noise_std.min():g} to {self.noise_std.max():g}: "
+                "with trust 'sum' every device adds the same share"
+            )
+        last = int(self.takes_part(self.rounds).sum())
+        check_answers(self.least_answers, self.colluders, last)
+        if self.accountant != NOT_PRIVATE:
+            _ = self.uploads  # also checks the learning rate and the loss
 
     def _check_rounds(self) -> None:
         if self.last_round is None:
@@ -168,6 +277,12 @@ class Plan:
         return self.tau * self.rounds
 
     @property
+    def likely(self) -> str:
+        """The range of the predicted excess loss, in words."""
+        low, high = self.predicted_range or (self.predicted_loss,) * 2
+        return f"{low:.2g} to {high:.2g}"
+
+    @property
     def num_devices(self) -> int:
         """M."""
         return len(self.weights)
@@ -180,8 +295,28 @@ class Plan:
 
     @property
     def noise_multiplier(self) -> Array:
-        """Noise over G / X_m, the bound on one sample's share; shape (M,)."""
-        return self.noise_std * self.batch_size / self.lipschitz
+        """Noise over half of what replacing one unit moves, at most; shape (M,).
+
+        For noise per step and one sample, that is its share G / X_m.
+        """
+        if self.trust == "sum" and self.noise_std.any():
+            return self.uploads.noise_multiplier
+        size = self.batch_size if self.unit == "sample" else 1
+        return self.noise_std * size / self.lipschitz
+
+    @property
+    def noise_factors(self) -> Array:
+        """Each round's noise over `noise_std`; shape (rounds,), and 1 if constant."""
+        factors = noise_factors(self.noise_decay, self.rounds)
+        factors.setflags(write=False)
+        return factors
+
+    def noise_std_of(self, number: int) -> Array:
+        """Return the noise of a round, counted from 1; shape (M,)."""
+        if self.noise_decay == 1:
+            return self.noise_std
+        first = self.noise_std * first_factor(self.noise_decay, self.rounds)
+        return first * self.noise_decay ** (number - 1)
 
     def without_privacy(self) -> "Plan":
         """Return the same plan without noise or privacy: a baseline."""
@@ -195,10 +330,18 @@ class Plan:
     @property
     def privacy(self) -> PrivacyStatement:
         """The privacy guarantee of this plan."""
+        alone = None
+        if self.trust == "sum" and self.accountant != NOT_PRIVATE:
+            alone = float(self._epsilon_of(self.uploads.alone).max())
         return PrivacyStatement(
             epsilon=float(self.epsilon.max()),
             delta=float(self.delta.max()),
             accountant=self.accountant,
+            unit=self.unit,
+            trust=self.trust,
+            least_answers=self.least_answers,
+            colluders=self.colluders,
+            epsilon_alone=alone,
         )
 
     @property
@@ -219,30 +362,74 @@ class Plan:
         return self.num_samples // self.batch_size
 
     @property
-    def gradients(self) -> NoisyGradients:
+    def releases(self) -> Releases:
         """The releases of every device, for an accountant; without `prior_mu`."""
+        return self.gradients if self.trust == "uploads" else self.uploads
+
+    @property
+    def gradients(self) -> NoisyGradients:
+        """The noisy gradients of every device: its releases if uploads are seen.
+
+        Noise that falls costs what constant noise does (`privacy.schedules`), or less
+        on a device that stops early.
+        """
+        if self.trust != "uploads":
+            raise InvalidInputError(
+                "with trust 'sum' gradients have no noise: use plan.releases"
+            )
+        whole_device = self.unit == "device"  # as if its mean were one sample
         return NoisyGradients(
             lipschitz=self.lipschitz,
-            batch_size=self.batch_size,
+            batch_size=1.0 if whole_device else self.batch_size,
             noise_std=self.noise_std,
             steps=self.tau * self.device_rounds,
             sampling_probability=self.sampling_probability,
-            blocks=self.blocks,
+            blocks=1 if whole_device else self.blocks,
+        )
+
+    @property
+    def uploads(self) -> NoisyUploads:
+        """The noisy uploads of every device: its releases if only sums are seen."""
+        if self.trust != "sum":
+            raise InvalidInputError(
+                "with trust 'uploads' every gradient has noise: use plan.releases"
+            )
+        return NoisyUploads(
+            steps=LocalSteps(
+                lipschitz=self.lipschitz,
+                curvature=self.model.curvature,
+                l2=self.l2,
+                learning_rate=self.learning_rate,
+                tau=self.tau,
+                batch_size=self.batch_size,
+                blocks=self.blocks,
+                unit=self.unit,
+                clip=self.clip,
+            ),
+            weights=self.weights,
+            rounds=self.device_rounds,
+            noise_std=float(self.noise_std[0]),
+            least_answers=self.least_answers,
+            colluders=self.colluders,
+        )
+
+    def _epsilon_of(self, releases: Releases) -> Array:
+        return accountant_named(self.accountant).epsilon(
+            releases, delta=self.delta, prior_mu=self.prior_mu
         )
 
     def check_promise(self) -> None:
         """Raise if the noise is too small for the epsilon that the plan states."""
         if self.accountant == NOT_PRIVATE:
             return
-        spent = accountant_named(self.accountant).epsilon(
-            self.gradients, delta=self.delta, prior_mu=self.prior_mu
-        )
+        spent = self._epsilon_of(self.releases)
         exceeded = spent > self.epsilon * (1 + 1e-9)
         if exceeded.any():
             m = int(np.argmax(exceeded))
             raise InvalidInputError(
-                f"device {m} would spend epsilon {spent[m]:g} with its noise, not "
-                f"{self.epsilon[m]:g} as this plan states: plan again"
+                f"device {m} would spend epsilon {rounded_up(spent[m], digits=6)} "
+                f"with its noise, not {self.epsilon[m]:g} as this plan states: plan "
+                "again"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -283,6 +470,7 @@ class Plan:
             raise InvalidInputError(
                 f"epsilon must be a list, one per device, got {values['epsilon']!r}"
             )
+        values["predicted_range"] = _pair(values["predicted_range"])
         values["epsilon"] = [np.inf if x is None else x for x in values["epsilon"]]
         try:
             plan = cls(**values)
@@ -306,7 +494,20 @@ def _array(name: str, value: Any, kind: type) -> NDArray[Any]:
 
 def current_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored plan under the keys of this version."""
-    return {_RENAMED_KEYS.get(name, name): value for name, value in plain.items()}
+    current = {_RENAMED_KEYS.get(name, name): value for name, value in plain.items()}
+    return _ADDED_KEYS | current
+
+
+def _pair(value: Any) -> tuple[float, float] | None:
+    """Return the two ends of a range that was read from JSON."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise InvalidInputError(
+            f"predicted_range must be a list of two numbers, got {value!r}"
+        )
+    low, high = (number("predicted_range", end) for end in value)
+    return low, high
 
 
 def is_same_plan(first: Any, second: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from fedbudget.budget import MOST_COST, MOST_EPSILON, Budget, Prices
 from fedbudget.checks import Array, floats, whole, within
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.planning.plans import Plan
-from fedbudget.privacy import GDP, Accountant, NoisyGradients
+from fedbudget.privacy import GDP, Accountant, NoisyGradients, rounded_up
 from fedbudget.privacy.runs import weak_guarantees
 from fedbudget.problem import Problem
 
@@ -43,6 +43,8 @@ class Setting:
     learning_rate: float | None = None  # None: to be planned
     drift_correction: bool = True  # whether a planner may use drift correction
     cyclic: bool = False  # batches below full size are disjoint and taken in turn
+    explain: bool = True  # whether to say what a public sample would save
+    noise_schedule: bool = True  # whether noise may fall from round to round
 
     def sampling(self, batch_size: NDArray[np.int64]) -> str:
         """Return the sampling scheme of batches of this size."""
@@ -135,9 +137,11 @@ class Choice:
     batch_size: NDArray[np.int64]
     weights: Array
     predicted_loss: float
+    predicted_range: tuple[float, float] | None = None  # None: the prediction itself
     reasons: tuple[str, ...] = ()
     last_round: NDArray[np.int64] | None = None  # per device; None: all rounds
     advice: str = ""  # set if federating is not predicted to pay
+    noise_decay: float = 1.0  # the noise of a round over that of the round before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +198,8 @@ def complete(
     if (spent > epsilon).any() or (paid > cost).any():
         raise InfeasibleBudgetError(
             f"the plan tau={choice.tau}, rounds={choice.rounds} would overspend: "
-            f"epsilon {float(spent.max()):g}, cost {float(paid.max()):g}; please report"
+            f"epsilon {rounded_up(spent.max())}, cost {float(paid.max()):g}; please "
+            "report"
         )
     return Plan(
         tau=choice.tau,
@@ -220,6 +225,7 @@ def complete(
         planner=planner,
         accountant=setting.accountant.name,
         predicted_loss=choice.predicted_loss,
+        predicted_range=choice.predicted_range,
         epsilon_price=dual_prices.epsilon_price,
         cost_price=dual_prices.cost_price,
         binding=dual_prices.binding,
@@ -232,6 +238,7 @@ def complete(
         ),
         advice=choice.advice,
         last_round=choice.last_round,
+        noise_decay=choice.noise_decay,
     )
 
 
@@ -278,7 +285,7 @@ def unit_multiplier(problem: Problem, budget: Budget, accountant: Accountant) ->
     plain = GDP if accountant.name == "pld" else accountant
     multiplier = plain.noise_multiplier(
         epsilon=budget.epsilon,
-        delta=budget.delta,
+        delta=budget.delta_or_raise(),
         steps=1,
         prior_mu=problem.prior_mu,
     )

@@ -1,17 +1,22 @@
 """The spectral model: predict the loss after a noisy run, without data.
 
 Rows in the unit ball bound the trace of the Hessian, so the sum of its d eigenvalues is
-known. Assume that eigenvalue i falls as i^-q, and that the gap between the loss at zero
-and the best loss splits over the eigenvectors in proportion to the eigenvalues. Then a
-linear iteration with noise has an exact solution for each mode: tau local steps,
-averaging, server momentum. Two terms describe heterogeneous (unlike) devices, whose
-optima differ: local steps move each device towards its own optimum (drift), and weights
-other than the target's bias the average.
+known up to a factor. Rows scaled to [-1, 1] have one large eigenvalue, the spike, along
+their mean: it holds most of the trace and little of the gap between the loss at zero
+and the best loss. Beside it, eigenvalue i falls as i^-q, and its part of the gap as
+i^-r. Then a linear iteration with noise has an exact solution for each mode: tau local
+steps, averaging, server momentum. Two terms describe heterogeneous (unlike) devices,
+whose optima differ: local steps move each device towards its own optimum (drift), and
+weights other than the target's bias the average.
+
+A public sample replaces the assumed modes by measured ones.
 
 Many candidates are scored at once.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +25,23 @@ from fedbudget.checks import Array
 from fedbudget.ledger import Bools
 from fedbudget.planning.settings import Setting
 from fedbudget.planning.weights import Weighting, candidate_weights, target_weights
-from fedbudget.problem import Problem
+from fedbudget.problem import CURVATURE_SHARE, GAP_DECAY, SPIKE_GAP, Problem
+from fedbudget.public_sample import Modes, curvature_at_zero
 
-_MODES = 24  # groups of eigenvalues
+# Groups of eigenvalues: of each assumed spectrum, and of a measured one.
+_MODES, _MEASURED_MODES = 8, 24
+
+# The family of plausible spectra: factors of the trace's share beside the spike. The
+# first is the most likely one.
+FAMILY = (1.0, 0.3, 1.7)
+NARROW_FAMILY = (1.0, 0.6, 1.4)  # where the encoding or the user gives that share
+# Noise costs less accuracy than unfinished training of the same loss, and where it is
+# large the loss is flatter than the quadratic. Fitted to the regret of classifiers.
+NOISE_WEIGHT: Mapping[str, float] = MappingProxyType(
+    {"logistic": 0.5, "softmax": 0.5, "hinge": 0.5, "smooth_hinge": 0.5, "huber": 1.0}
+)
+# With a public sample, the part of the gap that is spread by the prior.
+PRIOR_PART = 0.3
 
 # Drift correction acts faster by this factor than if devices differed in their optima
 # only. Fitted to Adult by education.
@@ -32,9 +51,10 @@ _CORRECTION_SPEED = 3
 STABLE = 1.9
 
 # Heterogeneous devices cost more loss than the spread of their optima explains, since
-# the other devices cannot correct what only one of them has data on. Factors fitted to
-# Adult by education. SLOWER applies up to a squared dissimilarity of 1.
-OFF_TARGET, DRIFT, SLOWER = 6.0, 2.0, 6.0
+# the other devices cannot correct what only one of them has data on. Fitted to Adult by
+# education. Drift is that of the average over M devices: random parts of it cancel as
+# 1 / M, a common part does not, and the weight is DRIFT / sqrt(M), in between.
+OFF_TARGET, DRIFT = 6.0, 24.0
 
 # Drift correction needs a state on devices: it must save at least this share of the
 # loss.
@@ -43,7 +63,11 @@ _MIN_CORRECTION_GAIN = 0.1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spectrum:
-    """Groups of Hessian eigenvalues, and the share of the gap of each."""
+    """Groups of Hessian eigenvalues, and what lies along each.
+
+    A mean over several spectra is a spectrum too: predicted losses are sums over the
+    modes, so its counts are weighted, and need not be whole.
+    """
 
     curvature: Array  # h: the eigenvalue, shape (groups,)
     count: Array  # n: the number of eigenvalues in a group
@@ -51,15 +75,125 @@ class Spectrum:
 
     @classmethod
     def of(cls, problem: Problem) -> "Spectrum":
-        """Distribute the Hessian's trace over the parameters by a power law."""
-        d, q = problem.num_params, problem["spectrum_decay"]
-        edges = np.unique(np.geomspace(1, d + 1, min(_MODES, d) + 1).astype(np.int64))
-        count = np.diff(edges).astype(np.float64)
-        center = np.sqrt(edges[:-1] * (edges[1:] - 1.0))
-        share = center**-q / np.sum(count * center**-q)
-        curvature = problem["hessian_trace"] * share + problem.model.l2
-        gap = problem["initial_gap"] * problem["learnable_share"] * share
-        return cls(curvature=curvature, count=count, gap=gap)
+        """Return the mean over the plausible spectra of a problem."""
+        return cls.mean(plausible(problem))
+
+    @classmethod
+    def mean(cls, spectra: Sequence["Spectrum"]) -> "Spectrum":
+        """Return the mean: every response to it is the mean of the responses."""
+
+        def joined(name: str) -> Array:
+            return np.concatenate([getattr(each, name) for each in spectra])
+
+        return cls(
+            curvature=joined("curvature"),
+            count=joined("count") / len(spectra),
+            gap=joined("gap"),
+        )
+
+    @property
+    def learnable(self) -> float:
+        """The initial gap: what the best model gains over theta = 0."""
+        return float(self.count @ self.gap)
+
+
+def plausible(problem: Problem) -> list[Spectrum]:
+    """Return the spectra that public knowledge allows: a small family.
+
+    A public sample leaves one. Without it, `FAMILY` varies how much of the trace lies
+    beside the spike: how fast all but the mean can be learned.
+    """
+    gap = problem["initial_gap"] * problem["learnable_share"]
+    if problem.modes is not None:
+        return [_measured(problem, problem.modes, gap)]
+    if problem["spike_share"] == 0:
+        family: tuple[float, ...] = (1.0,)
+    else:
+        family = NARROW_FAMILY if "spike_share" in problem.overrides else FAMILY
+    return [_assumed(problem, gap, factor) for factor in family]
+
+
+def _assumed(problem: Problem, gap: float, rest_factor: float) -> Spectrum:
+    """Return a spike along the rows' mean, and power laws over the other modes."""
+    spike, spike_gap = problem["spike_share"], problem["spike_gap"]
+    modes = problem.dim
+    if modes == 1:
+        spike = spike_gap = 1.0
+    elif spike > 0:
+        # No mode is flat: a flat one would never move.
+        spike = float(np.clip(1 - (1 - spike) * rest_factor, spike / 2, 0.999))
+    if spike == 0:
+        spike_gap = 0.0
+    first = int(spike > 0)
+    count, rank = _groups(modes - first, _MODES)
+    curvature = _power_law(count, rank, problem["spectrum_decay"]) * (1 - spike)
+    gaps = _power_law(count, rank, problem["gap_decay"]) * (1 - spike_gap)
+    return _spectrum(
+        problem,
+        count=np.concatenate([np.ones(first), count]),
+        curvature=problem["hessian_trace"] * np.append([spike] * first, curvature),
+        gap=gap * np.append([spike_gap] * first, gaps),
+    )
+
+
+def _measured(problem: Problem, modes: Modes, gap: float) -> Spectrum:
+    """Return the modes of a public sample; a part of the gap is spread by the prior.
+
+    A small sample finds only the largest parts of the gap, and says nothing about
+    modes that it does not show.
+    """
+    model = problem.model
+    rank = np.arange(1.0, len(modes.eigenvalue) + 1)
+    spike = SPIKE_GAP[model.name] if len(rank) > 1 else 1.0
+    prior = np.append(spike, (1 - spike) * _power_law(1.0, rank[:-1], GAP_DECAY))
+    found = modes.gap.sum()
+    share = prior if found == 0 else modes.gap / found
+    share = (1 - PRIOR_PART) * share + PRIOR_PART * prior
+    count, _ = _groups(len(rank), _MEASURED_MODES)
+    starts = np.cumsum(count).astype(np.int64) - count.astype(np.int64)
+    scale = CURVATURE_SHARE[model.name] * curvature_at_zero(model)
+    outputs = max(1, model.num_outputs - 1)
+    return _spectrum(
+        problem,
+        count=count,
+        curvature=scale * outputs * np.add.reduceat(modes.eigenvalue, starts) / count,
+        gap=gap * np.add.reduceat(share, starts) / count,
+    )
+
+
+def _spectrum(
+    problem: Problem, *, count: Array, curvature: Array, gap: Array
+) -> Spectrum:
+    """Repeat the modes of the rows for every output, and add the L2 term.
+
+    A softmax over C classes has C - 1 directions of scores: one changes nothing.
+    """
+    outputs = max(1, problem.model.num_outputs - 1)
+    return Spectrum(
+        curvature=curvature / outputs + problem.model.l2,
+        count=count * outputs,
+        gap=gap / outputs,
+    )
+
+
+def _groups(modes: int, groups: int) -> tuple[Array, Array]:
+    """Return the sizes of at most this many groups of ranks, and their middle ranks.
+
+    The first ranks stay apart: most of the trace and of the gap is there.
+    """
+    if modes <= groups:
+        edges = np.arange(1, modes + 2)
+    else:
+        few = np.arange(1, groups // 2)
+        many = np.geomspace(groups // 2, modes + 1, groups - len(few) + 1)
+        edges = np.unique(np.concatenate([few, np.rint(many).astype(np.int64)]))
+    return np.diff(edges).astype(np.float64), np.sqrt(edges[:-1] * (edges[1:] - 1.0))
+
+
+def _power_law(count: Array | float, rank: Array, decay: float) -> Array:
+    """Return rank^-decay, scaled so that all modes add up to 1."""
+    power = rank**-decay
+    return np.asarray(power / max(float(np.sum(count * power)), 1e-300))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -179,19 +313,19 @@ def predicted_parts(
     noise_steps = lap * np.ceil(schedule.tau * schedule.rounds / lap)
     ones = np.ones(len(weighting.kappa))
     remaining = response.remaining[:, None] * ones
+    drift_weight = DRIFT * dissimilarity_sq / np.sqrt(setting.problem.num_devices)
     off_target = OFF_TARGET * dissimilarity_sq * response.moved[:, None]
     parts = {
-        "unfinished training": (1 + SLOWER * min(dissimilarity_sq, 1.0)) * remaining,
-        "privacy noise": (response.noise * noise_steps)[:, None] * weighting.noise,
+        "unfinished training": remaining,
+        "privacy noise": NOISE_WEIGHT[setting.problem.model.name]
+        * (response.noise * noise_steps)[:, None]
+        * weighting.noise,
         "batch sampling": response.sampling[:, None] * weighting.sampling,
-        "drift of local steps": DRIFT
-        * dissimilarity_sq
-        * response.drift[:, None]
-        * ones,
+        "drift of local steps": drift_weight * response.drift[:, None] * ones,
         "weights off target": off_target * weighting.bias,
     }
     drift = parts["drift of local steps"]
-    saved = drift - DRIFT * dissimilarity_sq * response.corrected[:, None]
+    saved = drift - drift_weight * response.corrected[:, None]
     corrected = saved > _MIN_CORRECTION_GAIN * np.sum(list(parts.values()), axis=0)
     corrected &= setting.drift_correction
     parts["drift of local steps"] = np.where(corrected, drift - saved, drift)

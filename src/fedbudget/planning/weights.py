@@ -49,6 +49,15 @@ class Weighting:
     sampling: Array  # sum p^2 u, u the variance of a device's batch mean
     bias: Array  # sum (p - t)^2
 
+    def only(self, index: int) -> "Weighting":
+        """Return one of the candidates alone."""
+        return Weighting(
+            kappa=self.kappa[[index]],
+            noise=self.noise[[index]],
+            sampling=self.sampling[[index]],
+            bias=self.bias[[index]],
+        )
+
 
 def check_target(weights: str, target: str) -> None:
     """Raise unless the weights and the target are valid together."""

@@ -1,9 +1,17 @@
-"""The privacy loss of a run of noisy gradients, and the noise that a budget needs.
+"""The privacy loss of a run, and the noise that a budget needs.
 
-Unit of privacy: one sample. Neighbours: one sample of one device is replaced.
-Adversary: the server, the other devices and anyone who sees every upload. A device
-releases K gradients. Each is a mean over X samples whose gradients have norm at most G,
-plus independent Gaussian noise of std sigma per coordinate.
+Two mechanisms, each for its adversary:
+
+    noise per step    the server, the other devices and anyone who sees every upload. A
+                      device releases K gradients. Each is a mean over X samples whose
+                      gradients have norm at most G, plus independent Gaussian noise
+                      of std sigma per coordinate: `NoisyGradients`
+    noise per upload  the server and c colluding devices, who see only sums of at least
+                      t uploads. Local steps have no noise, and devices share the noise
+                      of the sum: `NoisyUploads`
+
+Unit of privacy: one sample, or one device with all its samples. Neighbours: one unit
+is replaced.
 
 Three accountants answer the same two questions (epsilon of a run, noise for a
 budget), each for one device or for an array of them:
@@ -26,12 +34,22 @@ from fedbudget.privacy.conversions import (
     rho_from_epsilon,
 )
 from fedbudget.privacy.runs import (
+    Kind,
     NoisyGradients,
     PrivacyStatement,
+    Releases,
+    Trust,
+    Unit,
     dp_event,
     rounded_up,
 )
 from fedbudget.privacy.sampled import PldAccountant
+from fedbudget.privacy.schedules import first_factor, noise_factors
+from fedbudget.privacy.uploads import (
+    LocalSteps,
+    NoisyUploads,
+    noise_for_budget,
+)
 
 __all__ = [
     "ACCOUNTANTS",
@@ -39,15 +57,24 @@ __all__ = [
     "SLACK",
     "ZCDP",
     "Accountant",
+    "Kind",
+    "LocalSteps",
     "NoisyGradients",
+    "NoisyUploads",
     "PldAccountant",
     "PrivacyStatement",
+    "Releases",
+    "Trust",
+    "Unit",
     "accountant_named",
     "delta_from_mu",
     "dp_event",
     "epsilon_from_mu",
     "epsilon_from_rho",
+    "first_factor",
     "mu_from_epsilon",
+    "noise_factors",
+    "noise_for_budget",
     "rho_from_epsilon",
     "rounded_up",
 ]

@@ -14,7 +14,7 @@ from fedbudget.privacy.conversions import (
     mu_from_epsilon,
     rho_from_epsilon,
 )
-from fedbudget.privacy.runs import NoisyGradients
+from fedbudget.privacy.runs import Releases
 
 # Calibration aims below the budget's rho by this share. A strict ledger adds up the
 # same steps in another order; rounding must not make it refuse the last one.
@@ -33,7 +33,7 @@ class Accountant(ABC):
     @abstractmethod
     def epsilon(
         self,
-        run: NoisyGradients,
+        run: Releases,
         *,
         delta: ArrayLike,
         prior_mu: ArrayLike = 0.0,
@@ -86,7 +86,7 @@ class GaussianAccountant(Accountant):
 
     def epsilon(
         self,
-        run: NoisyGradients,
+        run: Releases,
         *,
         delta: ArrayLike,
         prior_mu: ArrayLike = 0.0,

@@ -3,13 +3,47 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
-from typing import Any
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedbudget.checks import Array, floats, within
 from fedbudget.errors import InvalidInputError, needed
+
+# A release keeps its promise: exact sums, noise of the operating system on a grid. A
+# simulation is fast and reproducible, and promises nothing for the model it makes.
+Kind: TypeAlias = Literal["release", "simulation"]
+# What the server sees: each device's uploads, or only sums of several devices' uploads.
+Trust: TypeAlias = Literal["uploads", "sum"]
+# Whose replacement the guarantee is about: one sample, or all samples of a device.
+Unit: TypeAlias = Literal["sample", "device"]
+TRUSTS: tuple[Trust, ...] = ("uploads", "sum")
+UNITS: tuple[Unit, ...] = ("sample", "device")
+
+
+class Releases(Protocol):
+    """What devices release in a run: `NoisyGradients` or `NoisyUploads`."""
+
+    @property
+    def mu(self) -> Array:
+        """The run's Gaussian-DP parameter, without amplification by sampling."""
+        ...
+
+    @property
+    def noise_multiplier(self) -> Array:
+        """Noise std over half of what replacing one unit moves, at most."""
+        ...
+
+    @property
+    def laps(self) -> Array:
+        """The largest number of releases that use any one unit."""
+        ...
+
+    @property
+    def sampling_probability(self) -> ArrayLike:
+        """q: below 1, Poisson-sampled batches."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +84,12 @@ class NoisyGradients:
     def laps(self) -> Array:
         """The largest number of steps that use any one sample: ceil(K / B).
 
-        A sample is in one of any B consecutive steps: together they cost as much as
-        one step (parallel composition, also if later steps depend on earlier answers).
-        Without disjoint batches, it is K.
+        Statement: B consecutive steps on disjoint batches, which are fixed without a
+        look at the rows, are as private as one step; without disjoint batches, B = 1.
+        Proof: the replaced sample is in one of the B batches. Given the answers so far,
+        the other B - 1 steps have the same distribution for both neighbours, whatever
+        they depend on; so the likelihood ratio of all B answers is that of one step
+        (parallel composition, McSherry 2009, Theorem 4, for replacement).
         """
         return -(-floats(self.steps) // floats(self.blocks))
 
@@ -65,36 +102,91 @@ class NoisyGradients:
     def mu(self) -> Array:
         """The run's Gaussian-DP parameter, without amplification by sampling.
 
-        Steps add up in mu^2, as they do in rho (paper: composition).
+        Statement: the run is mu-Gaussian-DP with mu = 2 sqrt(K) G / (X sigma), exactly.
+        Proof: replacing a sample moves a mean gradient by at most 2 G / X, for any
+        model; with noise of std sigma, a step is (2 G / (X sigma))-GDP (Dong, Roth and
+        Su 2022, Theorem 2.7), also for a smaller batch, drawn independently of the
+        rows. Steps whose models depend on earlier answers compose to the root of the
+        sum of squares (Corollary 3.3), as rho adds up (paper: composition). It is
+        attained: opposite gradients of norm G in every step.
         """
         return 2 * np.sqrt(self.laps) / self.noise_multiplier
 
     @property
     def rho(self) -> Array:
-        """The zCDP of the whole run, 2 K G^2 / (X_m^2 sigma_m^2) (paper: rho-zcdp)."""
+        """The zCDP of the whole run, 2 K G^2 / (X_m^2 sigma_m^2) (paper: rho-zcdp).
+
+        A mu-GDP Gaussian mechanism is (mu^2 / 2)-zCDP: Bun and Steinke 2016,
+        Proposition 1.6.
+        """
         return self.mu**2 / 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """The privacy guarantee of a run: its unit, its neighbours and its adversary."""
+    """The privacy guarantee of a plan or a run: unit, neighbours and adversary.
+
+    >>> print(PrivacyStatement(
+    ...     epsilon=4, delta=1e-5, accountant="gdp", kind="simulation"))
+    simulation: devices would spend (4, 1e-05)-differential privacy for one sample ...
+    """
 
     epsilon: float  # the largest over the devices
     delta: float  # the largest over the devices
     accountant: str
-    unit: str = "one sample"
-    adjacency: str = "replace one sample of one device"
-    adversary: str = "the server, the other devices and anyone who sees every upload"
+    unit: Unit = "sample"
+    trust: Trust = "uploads"
+    least_answers: int = 1  # t: of a sum that the server sees
+    colluders: int = 0  # c: devices that may collude with the server
+    epsilon_alone: float | None = None  # if everybody else colludes; for sums
+    kind: Kind | None = None  # None: a plan, which has not run
+    caveats: tuple[str, ...] = ()  # what the guarantee does not cover
+
+    @property
+    def protected(self) -> str:
+        """The unit in words."""
+        return "one sample" if self.unit == "sample" else "one device"
+
+    @property
+    def adjacency(self) -> str:
+        """Which data sets are neighbours."""
+        samples = "one sample" if self.unit == "sample" else "all samples"
+        return f"replace {samples} of one device"
+
+    @property
+    def adversary(self) -> str:
+        """Against whom the guarantee holds, and what it is worth if all collude."""
+        if self.trust == "uploads":
+            return "the server, the other devices and anyone who sees every upload"
+        devices = "device" if self.colluders == 1 else "devices"
+        server = f"the server and up to {self.colluders} colluding {devices}, who"
+        if self.colluders == 0:
+            server = "the server and devices that do not collude, who"
+        server += f" together see only sums of at least {self.least_answers} answers"
+        if self.epsilon_alone is None:
+            return server
+        return (
+            f"{server}; alone, without the others' noise, a device's share gives "
+            f"epsilon {rounded_up(self.epsilon_alone, digits=6)}"
+        )
 
     def __str__(self) -> str:
         if self.epsilon == np.inf:
             return "NOT PRIVATE: no noise was added, and there is no privacy guarantee"
-        return (
+        guarantee = (
             f"({rounded_up(self.epsilon, digits=6)}, "
             f"{rounded_up(self.delta, digits=4)})-differential privacy for "
-            f"{self.unit} ({self.adjacency}) against {self.adversary}; "
+            f"{self.protected} ({self.adjacency}) against {self.adversary}; "
             f"accountant {self.accountant}"
         )
+        if self.kind == "simulation":
+            guarantee = (
+                f"simulation: devices would spend {guarantee}; nothing is promised "
+                "for this model"
+            )
+        elif self.kind == "release":
+            guarantee = f"release: {guarantee}"
+        return "; ".join([guarantee, *self.caveats])
 
 
 def rounded_up(value: float, *, digits: int = 4) -> str:
@@ -110,11 +202,12 @@ def rounded_up(value: float, *, digits: int = 4) -> str:
     return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"
 
 
-def dp_event(run: NoisyGradients, device: int | None = None) -> Any:
-    """Return one device's run, such as `plan.gradients`, as a dp-accounting event.
+def dp_event(run: Releases, device: int | None = None) -> Any:
+    """Return one device's run, such as `plan.releases`, as a dp-accounting event.
 
-    Its noise multiplier is relative to one sample's share G / X: use an accountant with
-    NeighboringRelation.REPLACE_ONE, which doubles the sensitivity.
+    Its noise multiplier is relative to half of what replacing one unit moves, such as
+    one sample's share G / X: use an accountant with NeighboringRelation.REPLACE_ONE,
+    which doubles the sensitivity.
     """
     dp_accounting = dp_accounting_or_raise()
     each = (run.noise_multiplier, floats(run.sampling_probability), run.laps)
@@ -144,6 +237,7 @@ def dp_accounting_or_raise() -> Any:
 
 
 WEAK_EPSILON = 10.0  # above it, a guarantee is usually called weak
+_MOST_RISK = 0.1  # of delta times a device's rows; a planned delta stays within it
 
 
 def weak_guarantees(
@@ -157,11 +251,17 @@ def weak_guarantees(
     []
     """
     worst = int(np.argmax(delta * num_samples))
-    if delta[worst] * num_samples[worst] >= 1:
+    risk = float(delta[worst] * num_samples[worst])
+    rows = f"one over the {num_samples[worst]} samples of device {worst}"
+    if risk >= 1:
         yield (
-            f"delta {delta[worst]:g} is not below one over the {num_samples[worst]} "
-            f"samples of device {worst}: publishing one of them would be allowed; "
-            "lower delta"
+            f"delta {delta[worst]:g} is not below {rows}: publishing one of them would "
+            "be allowed; lower delta"
+        )
+    elif risk > _MOST_RISK * (1 + 1e-9):
+        yield (
+            f"delta {delta[worst]:g} is hardly below {rows}: lower it to at most a "
+            "tenth of that, or leave it out to have it planned"
         )
     worst = int(np.argmax(epsilon))
     if WEAK_EPSILON < epsilon[worst] < np.inf:

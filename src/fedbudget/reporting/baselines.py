@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.budget import DELTA, Budget, Prices
+from fedbudget.budget import Budget, Prices, planned_delta
 from fedbudget.checks import Array, one_of
 from fedbudget.data import Dataset, Part
 from fedbudget.errors import TrainingError
@@ -106,14 +106,16 @@ def centralised_private(
     data: Dataset,
     *,
     epsilon: float,
-    delta: float = DELTA,
+    delta: float | None = None,
     loss: str | None = None,
     seeds: Sequence[int] = (0,),
 ) -> list[Baseline]:
     """Train on all rows in one place with noisy full-batch gradients; one per seed.
 
-    Planned like any other run, for one device that holds every row.
+    Planned like any other run, for one device that holds every row. Without a delta, it
+    has the one that is planned for the devices.
     """
+    delta = planned_delta(data.num_samples) if delta is None else delta
     model = _model(data, loss)
     pooled = _pooled(data)
     budget = Budget(epsilon=epsilon, delta=delta, cost=_CENTRAL_STEPS)
@@ -129,7 +131,7 @@ def one_shot(
     data: Dataset,
     *,
     epsilon: float | None = None,
-    delta: float = DELTA,
+    delta: float | None = None,
     loss: str | None = None,
     seed: int = 0,
 ) -> Baseline:
@@ -145,8 +147,9 @@ def one_shot(
     if epsilon is None:
         thetas = local_only(data, loss=loss).theta
         return _baseline("one shot", data, model, weights @ thetas, epsilon=None)
+    delta = planned_delta(sizes) if delta is None else delta
     budget = Budget(epsilon=epsilon, delta=delta, cost=1.0)  # cost is unused
-    mu = float(GDP.mu_from_epsilon(budget.epsilon, budget.delta))
+    mu = float(GDP.mu_from_epsilon(budget.epsilon, delta))
     strength = planned_strength(data, model, weights, mu)
     with one_thread():
         thetas = np.array(
@@ -223,7 +226,8 @@ def _pooled(data: Dataset) -> Dataset:
 
 
 def _as_one_device(part: Part) -> Part:
-    return Part(x=part.x, y=part.y, offsets=np.array([0, len(part)]))
+    offsets = np.array([0, len(part)])
+    return Part(x=part.x, y=part.y, offsets=offsets, owned=True)
 
 
 def _baseline(

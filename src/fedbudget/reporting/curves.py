@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbudget.checks import Array
+from fedbudget.privacy import rounded_up
 from fedbudget.record import RecordedRun
 from fedbudget.reporting.comparison import (
     CENTRAL,
@@ -54,7 +55,7 @@ def metric_curve(run: RecordedRun, comparison: Comparison | None) -> str:
     metric = run.metric.replace("_", " ")
     with _drawing():
         figure, ((axes,),) = panels(1, 1, size=_SIZE)
-        cost, values = run.spent("cost"), run.series(run.metric)
+        cost, values = run.spent("cost", measured=True), run.series(run.metric)
         axes.plot(cost, values, color=BLACK, marker="o", label="this run")
         ends = [(float(values[-1]), "this run", BLACK)]
         if comparison is not None and comparison.metric == run.metric:
@@ -73,11 +74,11 @@ def loss_curve(run: RecordedRun) -> str:
     """Draw the train, validation and test losses over cost; SVG."""
     with _drawing():
         figure, ((axes,),) = panels(1, 1, size=_SIZE)
-        cost = run.spent("cost")
+        cost = run.spent("cost", measured=True)
         ends = []
         lines = (("train", BLACK, "o"), ("validation", BLUE, "s"), ("test", RED, "^"))
         for part, color, marker in lines:
-            if f"{part}_loss" in run.rounds[-1].measured:
+            if f"{part}_loss" in run.last_measured:
                 values = run.series(f"{part}_loss")
                 axes.plot(cost, values, color=color, marker=marker)
                 ends.append((float(values[-1]), part, color))
@@ -96,7 +97,7 @@ def epsilon_curve(run: RecordedRun) -> str:
         planned = float(run.plan.epsilon.max())
         axes.axhline(planned, color=GREY, linestyle=(0, (4, 2)), linewidth=1.1)
         axes.annotate(
-            f"planned: {planned:.3g}",
+            f"planned: {rounded_up(planned)}",
             (0, planned),
             xytext=(4, 4),
             textcoords="offset points",

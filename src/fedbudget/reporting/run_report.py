@@ -81,7 +81,7 @@ def run_page(
         pages.heading("Plan"),
         *_plan(run.plan),
         pages.heading("Privacy guarantee"),
-        *_guarantee(run.plan, measured=run.metric is not None),
+        *_guarantee(run),
         *_curves(run, comparison),
         pages.heading("Alternatives"),
         *_alternatives(comparison, not_compared),
@@ -110,7 +110,7 @@ def _opening(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:
         tiles.append(
             (
                 "infinite" if np.isinf(epsilon) else rounded_up(epsilon),
-                "epsilon spent, maximum over devices (planned "
+                f"{_epsilon_label(run)}, maximum over devices (planned "
                 f"{planned}{_budget(run, 'epsilon')})",
             )
         )
@@ -147,6 +147,17 @@ def _advice(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:
     yield pages.bullets(items) if items else pages.paragraph("No advice.")
 
 
+def _falling(plan: Plan) -> str:
+    """Describe noise that falls from round to round."""
+    if plan.noise_decay == 1:
+        return ""
+    first, last = plan.noise_factors[[0, -1]]
+    return (
+        f", times {first:.2f} in the first round and falling to {last:.2f} in the last "
+        "one, which costs the same privacy"
+    )
+
+
 def _plan(plan: Plan) -> Iterator[Text]:
     batch = {
         "full": "all training rows of the device",
@@ -155,17 +166,23 @@ def _plan(plan: Plan) -> Iterator[Text]:
         "cyclic": f"the next of {span(plan.blocks)} disjoint batches of "
         f"{span(plan.batch_size)} rows",
     }[plan.sampling]
-    noise = (
-        f"adds Gaussian noise with standard deviation {span(plan.noise_std)} to every "
-        "coordinate of the gradient"
-        if plan.noise_std.any()
-        else "adds no noise"
-    )
+    noise, upload = "adds no noise", ""
+    if plan.noise_std.any() and plan.trust == "uploads":
+        noise = (
+            f"adds Gaussian noise with standard deviation {span(plan.noise_std)} to "
+            f"every coordinate of the gradient{_falling(plan)}"
+        )
+    elif plan.noise_std.any():
+        upload = (
+            " Each device adds its share of the noise to its weighted upload, with "
+            f"standard deviation {span(plan.noise_std)}, and the server sees only sums "
+            f"of at least {counted(plan.least_answers, 'upload')}."
+        )
     yield pages.paragraph(
         f"In every round, each of {counted(plan.num_devices, 'device')} takes "
         f"{counted(plan.tau, 'local step')} at learning rate {plan.learning_rate:.3g}. "
-        f"A step uses {batch} and {noise}. The server averages the models with weights "
-        f"{span(plan.weights)} and momentum {plan.momentum:.2g}. After "
+        f"A step uses {batch} and {noise}.{upload} The server averages the models with "
+        f"weights {span(plan.weights)} and momentum {plan.momentum:.2g}. After "
         f"{counted(plan.rounds, 'round')} ({plan.steps} steps in total), the model is "
         "released."
     )
@@ -176,25 +193,26 @@ def _plan(plan: Plan) -> Iterator[Text]:
     yield pages.bullets(reason for reason in plan.reasons if reason != plan.advice)
 
 
-def _guarantee(plan: Plan, *, measured: bool) -> Iterator[Text]:
-    privacy = plan.privacy
+def _guarantee(run: RecordedRun) -> Iterator[Text]:
+    privacy = run.privacy
     yield pages.paragraph(str(privacy), kind="bad" if np.isinf(privacy.epsilon) else "")
     yield pages.table(
         (),
         [
-            ("unit", privacy.unit),
+            ("unit", privacy.protected),
             ("adjacency", privacy.adjacency),
             ("adversary", privacy.adversary),
-            ("accountant", f"{plan.accountant}: its epsilon is an upper bound"),
+            ("accountant", f"{privacy.accountant}: its epsilon is an upper bound"),
         ],
     )
-    if measured:
+    if run.kind == "simulation":
         yield pages.paragraph(
-            "The accuracies and losses on this page were computed directly on the "
-            "devices' own rows, as only a simulation can. The privacy guarantee does "
-            "not cover them: do not publish this page if the rows are private. The "
-            "noise was generated from the seed below: the guarantee does not hold "
-            "against anyone who knows the seed.",
+            "This run is a simulation: its epsilon is what devices would spend. "
+            "Nothing is promised for this model: its noise follows from a seed, and "
+            "its sums are in single precision. The accuracies and losses on this page "
+            "were computed directly on the devices' own rows, as only a simulation "
+            "can. If the rows are private, do not publish this page or the model: a "
+            "fleet, or `fedbudget train --release`, makes one that can be published.",
             kind="note",
         )
 
@@ -332,6 +350,11 @@ def natural(name: str) -> list[tuple[bool, int, str]]:
     """
     parts = re.split(r"(\d+)", name)
     return [(p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in parts]
+
+
+def _epsilon_label(run: RecordedRun) -> str:
+    would = run.kind == "simulation"
+    return "epsilon that devices would spend" if would else "epsilon spent"
 
 
 def _words(name: str) -> str:

@@ -9,17 +9,16 @@ noise is subtracted from both.
 """
 
 from dataclasses import replace
-from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from fedbudget.algorithm import data_gradient
 from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array, number, within
-from fedbudget.data import Dataset
+from fedbudget.data import Dataset, Part
 from fedbudget.errors import InvalidInputError
-from fedbudget.ledger import Charge, Ledger
+from fedbudget.losses import Loss
 from fedbudget.planning import Plan, plan
 from fedbudget.privacy import GDP
 from fedbudget.problem import Constant, Problem
@@ -28,50 +27,89 @@ from fedbudget.problem import Constant, Problem
 _MINIMUM, _MAXIMUM = 0.02, 1.0
 
 
+class GradientRelease(NamedTuple):
+    """One noisy gradient of every device, and the name that ledgers know it by."""
+
+    name: str
+    gradients: Array  # shape (M, d)
+
+
+class QueriedDevices(Protocol):
+    """Devices that answer the query, each within its own budget."""
+
+    data: Dataset
+
+    def noisy_gradients(
+        self, loss: Loss, noise_std: Array, *, cost: Array
+    ) -> GradientRelease:
+        """Charge every device, then return its mean gradient at theta = 0 with noise.
+
+        An implementation
+
+        1.  gives the release a name that no other release has, before it reads a row;
+        2.  charges it by that name (`Ledger.charge_release`) to every device: one step
+            on all N rows with noise multiplier noise_std N / G, and the cost, at its
+            own prices if it has some; if a device cannot pay, it raises, and reads no
+            row;
+        3.  returns mean gradients over all training rows plus independent Gaussian
+            noise of this standard deviation per coordinate, which is used nowhere else.
+            Simulated devices draw it from their seed. A release computes one step of
+            its exact path (tau = 1, all rows, learning rate 1 from theta = 0, and no
+            L2 term): the gradient is minus the answer.
+
+        Args:
+            loss: The loss of the problem.
+            noise_std: Per coordinate of a mean gradient; shape (M,).
+            cost: Of the query, for devices without prices; shape (M,).
+
+        Raises:
+            InfeasibleBudgetError: A device cannot pay.
+        """
+
+
 def measure_dissimilarity(
-    data: Dataset,
+    devices: QueriedDevices,
     problem: Problem,
     budget: Budget,
+    prices: Prices,
     *,
     share: float = 0.05,
-    seed: int | None = None,
 ) -> Problem:
-    """Return the problem with a dissimilarity measured privately.
+    """Return the problem with a dissimilarity that the devices measure privately.
 
-    The new problem records the privacy spent (`Problem.prior_mu`): a plan for it spends
-    the rest, and the devices' ledgers count both. The query costs one step and one
-    upload (`query_cost`); `plan_with_query` accounts for both budgets. To measure
-    again, start from the returned problem: a plan includes only the measurements of its
-    own problem, and ledgers add up those of all plans.
+    Every device charges the query to its ledger, privacy and cost, before it reads a
+    row, and refuses if that would overdraw its budget. The new problem records the
+    privacy spent (`Problem.prior_mu`): a plan for it spends the rest, and ledgers that
+    were charged already count the release once, by its name. `plan_with_query` also
+    accounts for the cost. To measure again, start from the returned problem: a plan
+    includes only the measurements of its own problem, and ledgers add up those of all.
 
     Args:
-        data: The rows of every device.
+        devices: The devices to ask.
         problem: The problem to plan for.
         budget: The budget of every device.
+        prices: The prices that devices pay: the query costs one step and one upload.
         share: Share of each device's privacy budget (mu squared) that the query spends.
-        seed: Seed of the noise; without one, random. For simulations only.
+
+    Raises:
+        InfeasibleBudgetError: A device has already spent what the query asks for.
     """
     number("share", share, above=0, below=1)
-    _check_fit(data, problem)
-    num_devices, sizes = data.num_devices, data.num_samples
-    epsilon, delta, _ = budget.per_device(num_devices)
+    _check_fit(devices.data, problem)
+    sizes = problem.num_samples
+    epsilon, delta, _ = budget.for_rows(sizes).per_device(problem.num_devices)
     remaining = GDP.mu_from_epsilon(epsilon, delta) ** 2 - problem.prior_mu**2
     mu = np.sqrt(share * np.maximum(remaining, 0))
     within("mu left to measure with", mu, above=0, remedy="raise epsilon")
     std = 2 * problem["lipschitz"] / (sizes * mu)
-    gradients = np.array(
-        [device_gradient(data, problem, m) for m in range(num_devices)]
-    )
-    noise = np.random.default_rng(seed).standard_normal(gradients.shape)
-    released = gradients + std[:, None] * noise
-    value = estimate(released, std)
+    cost = query_cost(problem, prices)
+    release = devices.noisy_gradients(problem.model, std, cost=cost)
     constant = Constant(
-        value=value,
+        value=estimate(release.gradients, std),
         source="measured privately",
         note=f"one noisy gradient per device, {share:.0%} of its budget",
         mu=mu,
-        # Identifies the release: other noise gives another digest.
-        release=sha256(released.tobytes()).hexdigest()[:16],
+        release=release.name,
     )
     return problem.with_constants(dissimilarity=constant)
 
@@ -106,41 +144,33 @@ def query_cost(problem: Problem, prices: Prices) -> Array:
 
 
 def plan_with_query(
-    data: Dataset,
+    devices: QueriedDevices,
     problem: Problem,
     budget: Budget,
     prices: Prices,
-    *,
-    seed: int | None = None,
     **options: Any,
 ) -> tuple[Problem, Plan]:
-    """Measure the dissimilarity, and plan with the rest of both budgets.
+    """Let the devices measure the dissimilarity, and plan with the rest of the budgets.
 
-    The plan's costs include the query's, as its epsilons do. Call `charge_query` on the
-    ledger of the devices that will run the plan.
+    The plan's costs include the query's, as its epsilons do. Run it on the same
+    devices: their ledgers have been charged for the query.
 
     Args:
-        data: The rows of every device.
+        devices: The devices to ask.
         problem: The problem to plan for.
         budget: The budget of every device, for the query and the plan together.
         prices: The prices that devices pay.
-        seed: Seed of the query's noise; without one, random.
         options: Further options of `plan`.
 
     Returns:
         The problem with the measured dissimilarity, and the plan.
     """
+    budget = budget.for_rows(problem.num_samples)
     query = query_cost(problem, prices)
     rest = replace(budget, cost=np.asarray(budget.cost) - query)
-    problem = measure_dissimilarity(data, problem, budget, seed=seed)
+    problem = measure_dissimilarity(devices, problem, budget, prices)
     rest_plan = plan(problem, rest, prices, **options)
     return problem, replace(rest_plan, cost=rest_plan.cost + query)
-
-
-def charge_query(ledger: Ledger, problem: Problem, prices: Prices) -> None:
-    """Charge the cost of the query; its privacy is charged with the plan."""
-    cost = query_cost(problem, prices)
-    ledger.charge(Charge(steps=1, noise_multiplier=np.inf, cost=cost))
 
 
 def estimate(gradients: Array, std: Array) -> float:
@@ -162,9 +192,9 @@ def estimate(gradients: Array, std: Array) -> float:
     return float(np.clip(np.sqrt(max(spread, 0.0) / length), _MINIMUM, _MAXIMUM))
 
 
-def device_gradient(data: Dataset, problem: Problem, m: int) -> Array:
+def device_gradient(part: Part, loss: Loss, m: int) -> Array:
     """Return the mean gradient of device m's rows at theta = 0, without noise."""
-    x, y = data.train.device(m)
-    theta = np.zeros(problem.num_params)
-    gradient = data_gradient(problem.model, theta, x, y, divisor=len(y))
+    x, y = part.device(m)
+    theta = np.zeros(loss.num_params(x.shape[1]))
+    gradient = data_gradient(loss, theta, x, y, divisor=len(y))
     return np.asarray(gradient, dtype=np.float64)

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedbudget.checks import Array
 from fedbudget.data import Dataset, Part
 from fedbudget.errors import needed
-from fedbudget.losses import Floats, Hinge, Labels, Loss, Rows
+from fedbudget.losses import Hinge, Labels, Loss, Rows, SmoothHinge
 from fedbudget.simulation.measuring import means, measure_devices
 
 # Strengths of the regularisation towards the global model (or zero); decreasing.
@@ -41,6 +41,9 @@ _FOLDS = 5
 
 # With fewer validation rows, fits are cross-validated on the training rows, too.
 _ENOUGH_VALIDATION_ROWS = 300
+
+# Hinge is fitted with its kink rounded: a quasi-Newton method needs a gradient.
+_FIT_WIDTH = 0.1
 
 # Up to this many cells, dense rows are faster than sparse ones.
 _DENSE_CELLS = 300_000
@@ -205,7 +208,9 @@ def fit_path(
 
 def smooth(loss: Loss) -> Loss:
     """Return the loss, or a smooth approximation of the hinge loss."""
-    return _SmoothHinge(l2=loss.l2) if isinstance(loss, Hinge) else loss
+    if isinstance(loss, Hinge):
+        return SmoothHinge(width=_FIT_WIDTH, l2=loss.l2)
+    return loss
 
 
 @contextmanager
@@ -222,7 +227,7 @@ def one_thread() -> Iterator[None]:
 
 def _without_features(part: Part) -> Part:
     ones = np.ones((len(part), 1), dtype=np.float32)
-    return Part(x=ones, y=part.y, offsets=part.offsets)
+    return Part(x=ones, y=part.y, offsets=part.offsets, owned=True)
 
 
 def _adapted(
@@ -320,24 +325,6 @@ def judged_fits(
 
 def _totals(loss: Loss, fits: Array, x: Rows, y: Labels) -> Array:
     return np.array([loss.losses(loss.scores(fit, x), y).sum() for fit in fits])
-
-
-@dataclass(frozen=True, kw_only=True)
-class _SmoothHinge(Hinge):
-    """Hinge loss with its kink rounded, so that a quasi-Newton method converges."""
-
-    width: float = 0.1  # of the range of margins where the loss is a parabola
-
-    def losses(self, scores: Floats, y: Labels) -> Floats:
-        """Return the loss of each sample."""
-        shortfall = np.maximum(0, 1 - np.where(y > 0, 1.0, -1.0) * scores)
-        inside = np.minimum(shortfall, self.width)
-        return np.asarray(inside * (shortfall - 0.5 * inside) / self.width)
-
-    def slopes(self, scores: Floats, y: Labels) -> Floats:
-        """Return d loss / d score."""
-        sign = np.where(y > 0, 1.0, -1.0)
-        return np.asarray(-sign * np.clip((1 - sign * scores) / self.width, 0, 1))
 
 
 def _prepared(x: Rows) -> Rows:

@@ -2,7 +2,7 @@
 
 By default a sweep runs in one process on all cores, with plans side by side in SIMD
 lanes. For more than one machine, joblib distributes the plans over a Ray or Dask
-cluster. A sweep compares plans: it has no ledgers and writes no record.
+cluster. A sweep compares plans: every run is a simulation, without ledgers or records.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,23 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.algorithm import Server
 from fedbudget.checks import Array, one_of, seed_number
 from fedbudget.data import Dataset
 from fedbudget.errors import InvalidInputError, needed
 from fedbudget.losses import Loss
 from fedbudget.planning import Plan
-from fedbudget.simulation.devices import check_plan, packed_rows, round_plan
+from fedbudget.simulation.devices import check_plan, round_plan
 from fedbudget.simulation.kernels.layouts import PackedRows
-from fedbudget.simulation.kernels.runs import no_shifts, run_rounds, sweep_runs
+from fedbudget.simulation.kernels.runs import in_parts, no_shifts, sweep_runs
 from fedbudget.simulation.measuring import measure_all
+from fedbudget.simulation.packing import packed_rows
 
 BACKENDS = ("here", "ray", "dask")
+_FEW_MODELS = 3  # up to this many are measured faster one by one
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sweep:
-    """The released models of plans x seeds and their measurements; not private."""
+    """The models of plans x seeds and their measurements: simulations, not private."""
 
     plans: tuple[Plan, ...]
     seeds: tuple[int, ...]
@@ -41,6 +42,7 @@ class Sweep:
         for p, plan in enumerate(self.plans):
             for s, seed in enumerate(self.seeds):
                 yield {
+                    "kind": "simulation",
                     "plan": p,
                     "seed": seed,
                     "tau": plan.tau,
@@ -114,27 +116,33 @@ def _models(data: Dataset, plans: Sequence[Plan], seeds: Sequence[int]) -> Array
             seeds=seeds,
         )
     for p in sorted(set(range(len(plans))) - set(steady)):
-        theta[p] = [_round_by_round(packed, plans[p], seed) for seed in seeds]
+        theta[p] = [_in_stages(packed, plans[p], seed) for seed in seeds]
     return theta
 
 
-def _round_by_round(packed: PackedRows, plan: Plan, seed: int) -> Array:
-    """Run a plan whose participating devices differ between rounds."""
-    server = Server.start(packed.num_params)
+def _in_stages(packed: PackedRows, plan: Plan, seed: int) -> Array:
+    """Run a plan in which devices stop early: a stage has the same devices."""
+    theta, velocity = np.zeros((2, packed.num_params))
     shifts = no_shifts(packed, round_plan(plan, plan.weights))
-    for number in range(1, plan.rounds + 1):
-        weights = np.where(plan.takes_part(number), plan.weights, 0.0)
-        average = run_rounds(
+    done = 0
+    ends = np.unique(plan.device_rounds[plan.device_rounds > 0])
+    for end in ends.tolist():
+        weights = np.where(plan.takes_part(end), plan.weights, 0.0)
+        for part in in_parts(
             packed,
-            server.theta,
+            theta,
             round_plan(plan, weights),
-            rounds=1,
+            rounds=end - done,
             seed=seed,
-            first_step=server.rounds_done * plan.tau,
+            first_step=done * plan.tau,
+            first_round=done,
+            velocity=velocity,
             shifts=shifts,
-        )[0]
-        server.update(average, momentum=plan.momentum)
-    return server.theta
+        ):
+            theta, velocity = part.models[-1], part.velocities[-1]
+            shifts = part.shifts[-1]
+        done = end
+    return theta
 
 
 def _on_cluster(
@@ -187,5 +195,7 @@ def _cluster(backend: str, address: str | None) -> Iterator[int]:
 def _measure(data: Dataset, loss: Loss, theta: Array) -> dict[str, Array]:
     """Measure every model."""
     plans, seeds, params = theta.shape
-    measured = measure_all(data, loss, theta.reshape(plans * seeds, params))
+    thetas = theta.reshape(plans * seeds, params)
+    many = len(thetas) > _FEW_MODELS
+    measured = measure_all(data, loss, thetas, side_by_side=many)
     return {name: values.reshape(plans, seeds) for name, values in measured.items()}

@@ -126,7 +126,8 @@ def curve_chart(rows: Rows, *, x: str, y: str, titles: tuple[str, str]) -> Layer
             alt.Tooltip("run:N"),
             alt.Tooltip("round:Q"),
             alt.Tooltip(f"{y}:Q", format=".4g", title=titles[1]),
-            alt.Tooltip("epsilon:Q", format=".3g"),
+            # A text, rounded up: numbers would be rounded to nearest.
+            alt.Tooltip("spent:N", title="epsilon"),
             alt.Tooltip("cost:Q", format=".4g"),
         ],
     )

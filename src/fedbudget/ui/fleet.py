@@ -80,7 +80,7 @@ def _show_rounds(status: dict[str, Any]) -> None:
     devices, seconds = status["devices"], status.get("last_round_seconds")
     online = sum(bool(device["online"]) for device in devices)
     epsilons = [device["epsilon"] for device in devices]
-    most = "no bound" if None in epsilons else rounded_up(max(epsilons, default=0))
+    most = epsilon_text(None if None in epsilons else max(epsilons, default=0))
     st.progress(
         min(1.0, done / planned),
         text=f"run {status['name']!r}: {done} of {planned} rounds completed",
@@ -126,6 +126,11 @@ def read_status(url: str) -> dict[str, Any] | None:
 def shown_epsilon(value: float | None) -> float | None:
     """Return an epsilon for a table, rounded up to four digits; None has no bound."""
     return None if value is None else float(rounded_up(value))
+
+
+def epsilon_text(value: float | None) -> str:
+    """Show an epsilon, rounded up to four digits; None has no bound."""
+    return "no bound" if value is None else rounded_up(value)
 
 
 def device_rows(status: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from fedbudget.errors import RecordError
 from fedbudget.planning.plans import NOT_PRIVATE
 from fedbudget.record import RecordedRun, largest, read_run
-from fedbudget.ui.fleet import shown_epsilon
+from fedbudget.ui.fleet import epsilon_text, shown_epsilon
 
 T = TypeVar("T")
 MEASURES = ("test_accuracy", "validation_accuracy", "test_loss", "train_loss")
@@ -22,9 +22,8 @@ class RunFolder:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The measures of every round; they are NOT private."""
-        last = self.run.rounds[-1].measured if self.run.rounds else {}
-        return tuple(name for name in MEASURES if name in last)
+        """The measures of the measured rounds; they are NOT private."""
+        return tuple(name for name in MEASURES if name in self.run.last_measured)
 
     @property
     def is_private(self) -> bool:
@@ -32,16 +31,20 @@ class RunFolder:
         return self.run.plan.accountant != NOT_PRIVATE
 
     def curve(self) -> list[dict[str, Any]]:
-        """Return one row per round: the maximum spending of a device, and measures."""
+        """Return one row per round: the maximum spending of a device, and measures.
+
+        If only some rounds were measured, these.
+        """
         return [
             {
                 "run": self.name,
                 "round": done.number,
                 "epsilon": largest(done.epsilon),
+                "spent": epsilon_text(largest(done.epsilon)),
                 "cost": largest(done.cost),
                 **done.measured,
             }
-            for done in thinned(self.run.rounds)
+            for done in thinned(self.run.measured_rounds or self.run.rounds)
         ]
 
     def spending(self) -> list[dict[str, Any]]:
@@ -94,6 +97,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
     plan, private = folder.run.plan, folder.is_private
     return {
         "run": folder.name,
+        "kind": folder.run.kind,
         "data": str(folder.run.about.get("data", "")).split(":")[0],
         "rounds": f"{len(folder.run.rounds)} of {plan.rounds}",
         "tau": plan.tau,
@@ -101,7 +105,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "test loss": last.get("test_loss"),
         "epsilon": shown_epsilon(last.get("epsilon")) if private else None,
         "cost": last.get("cost"),
-        "privacy": str(plan.privacy) if private else "none: NOT PRIVATE",
+        "privacy": str(folder.run.privacy) if private else "none: NOT PRIVATE",
     }
 
 

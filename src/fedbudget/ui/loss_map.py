@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
-    DELTA,
     Budget,
     Prices,
+    planned_delta,
 )
 from fedbudget.checks import Array
 from fedbudget.errors import InfeasibleBudgetError
@@ -70,7 +70,7 @@ class Fleet:
 
 def best_plan(fleet: Fleet, *, epsilon: float, cost: float) -> Plan:
     """Return the plan for one pair of budgets."""
-    budget = Budget(epsilon=epsilon, delta=DELTA, cost=cost)
+    budget = Budget(epsilon=epsilon, cost=cost)
     return plan(fleet.problem, budget, fleet.prices)
 
 
@@ -160,7 +160,11 @@ def loss_map(fleet: Fleet) -> LossMap:
     epsilons = np.geomspace(*EPSILONS, _POINTS[0])
     costs = np.geomspace(low, COSTS[1], _POINTS[1])
     loss = predicted_losses(
-        fleet.problem, fleet.prices, epsilons=epsilons, costs=costs, delta=DELTA
+        fleet.problem,
+        fleet.prices,
+        epsilons=epsilons,
+        costs=costs,
+        delta=planned_delta(fleet.sizes),
     )
     return LossMap(epsilons=epsilons, costs=costs, loss=loss)
 

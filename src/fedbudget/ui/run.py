@@ -29,6 +29,7 @@ from fedbudget.errors import FedbudgetError, InvalidInputError, RecordError
 from fedbudget.privacy import rounded_up
 from fedbudget.record import RecordedRun, largest
 from fedbudget.ui.charts import curve_chart, spending_chart
+from fedbudget.ui.fleet import epsilon_text
 from fedbudget.ui.folders import RunFolder, find_folders, read_folder, shown
 
 OWN = "My own table or fedbudget.toml"
@@ -304,18 +305,23 @@ def _state(runner: Runner, name: str, run: RecordedRun | None, *, running: bool)
 
 def _show_round(folder: RunFolder) -> None:
     plan, last = folder.run.plan, folder.run.rounds[-1]
+    if not folder.measures:  # the first rounds of a run that measures some
+        st.caption(f"Not measured yet. {plan.privacy}.")
+        return
     measure = folder.measures[0]
     epsilon, cost = largest(last.epsilon), largest(last.cost)
     planned = largest(plan.epsilon), largest(plan.cost)
     with st.container(key="cards-run"):
         st.metric(
             measure.replace("_", " ").capitalize(),
-            f"{last.measured[measure]:.4f}",
+            f"{folder.run.last_measured[measure]:.4f}",
             border=True,
         )
         st.metric(
-            "Epsilon spent",
-            "no bound" if epsilon is None else rounded_up(epsilon),
+            "Epsilon spent"
+            if folder.run.kind == "release"
+            else "Epsilon devices would spend",
+            epsilon_text(epsilon),
             border=True,
             help=f"Maximum over the devices. Planned: {rounded_up(planned[0])}."
             if planned[0]
@@ -340,4 +346,4 @@ def _show_round(folder: RunFolder) -> None:
         height=330,
     )
     st.altair_chart(spending_chart(folder.spending()), width="stretch", height=270)
-    st.caption(f"{plan.privacy}. {NOT_PRIVATE}")
+    st.caption(f"{folder.run.privacy}. {NOT_PRIVATE}")

@@ -12,6 +12,7 @@ import pytest
 import fedbudget as fb
 from fedbudget.cli import output
 from fedbudget.cli.commands.train import show_round
+from fedbudget.record import read_run
 from tests.cli.examples import BUDGET, SCHEMA, sensors
 from tests.cli.running import Result, assert_one_line, run
 from tests.examples import round_of
@@ -45,6 +46,8 @@ def test_json_is_the_run_of_the_library(
     trained = fb.train(plan, devices)
     planned = plan.to_dict()
     assert planned.pop("loss") == printed["loss_name"]
+    assert printed["kind"] == "simulation"
+    assert planned.pop("privacy") in printed["privacy"] == str(trained.privacy)
     assert planned.items() <= printed.items()
     assert printed["accuracy"] == trained.measured["test_accuracy"]
     assert printed["loss"] == trained.measured["train_loss"]
@@ -66,13 +69,15 @@ def test_the_page_says_all_that_matters(
     for words in (
         "adult: 16 devices",
         "local steps, learning rate",
+        "simulation: devices would spend (4,",
         "-differential privacy for one sample",
+        "nothing is promised for this model",
         "of 1000 units",
         "16 of 16 devices",
         "test accuracy 0.8",
         "NOT private",
     ):
-        assert words in result.out
+        assert words in result.words
     assert out in result.out.replace("\n", "").replace(" ", "")
     unbroken = [line for line in result.out.splitlines() if out not in line]
     assert all(len(line) <= 80 for line in unbroken)
@@ -104,6 +109,61 @@ def test_without_a_folder_nothing_is_recorded(
     result = run(capsys, "train", *arguments, *BUDGET)
     assert "none; use --out FOLDER to save the run" in result.out
     assert {p.name for p in tmp_path.iterdir()} == {"sensors.csv", "schema.json"}
+
+
+def test_a_release_measures_nothing_and_promises(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments, out = sensors(tmp_path), tmp_path / "run"
+    options = (*arguments, *BUDGET, "--release", "--out", str(out))
+    result = run(capsys, "train", *options)
+    assert (result.code, result.err) == (0, "")
+    assert "Released: " in result.out and "accuracy 0." not in result.out
+    assert "release: (4," in result.words and "nothing is promised" not in result.words
+    about = json.loads((out / "about.json").read_text())
+    assert about["kind"] == "release" and "rows" not in about
+    rows = (out / "rounds.jsonl").read_text().splitlines()
+    assert all(json.loads(row)["not_private"] == {} for row in rows)
+    assert "release: (" in fb.report(out).read_text()
+    again = ("--release", "--out", str(tmp_path / "again"))
+    printed = train_json(capsys, *arguments, *BUDGET, *again)
+    assert (printed["kind"], printed["accuracy"], printed["loss"]) == (
+        "release",
+        None,
+        None,
+    )
+    with np.load(out / "model.npz") as model:
+        assert np.isfinite(model["theta"]).all()
+
+
+def test_no_two_releases_are_the_same(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments, thetas = sensors(tmp_path), []
+    for name in ("a", "b"):
+        options = ("--release", "--seed", "0", "--out", str(tmp_path / name))
+        assert run(capsys, "train", *arguments, *BUDGET, *options).code == 0
+        with np.load(tmp_path / name / "model.npz") as model:
+            thetas.append(model["theta"])
+    assert (thetas[0] != thetas[1]).all()
+
+
+@pytest.mark.parametrize(
+    "option", ["--personal", "--no-privacy", "--participation 0.5"]
+)
+def test_a_release_has_no_options_of_simulations(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
+) -> None:
+    words = (*sensors(tmp_path), *BUDGET, "--release", *option.split())
+    result = run(capsys, "train", *words, "--out", str(tmp_path / "run"))
+    assert_one_line(result, code=2, says=(option, "does not go with --release"))
+
+
+def test_a_release_needs_a_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    result = run(capsys, "train", *sensors(tmp_path), *BUDGET, "--release")
+    assert_one_line(result, code=2, says=("--release without --out", "name a folder"))
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
@@ -178,6 +238,22 @@ def test_the_bar_shows_what_is_spent() -> None:
         ("round 3/9  accuracy 0.800 (not private)  epsilon 2.5  cost 300", 3),
         ("round 3/9  loss 0.250 (not private)  epsilon none  cost 300", 3),
     ]
+    show_round(bar, round_of(3, **spent), rounds=9)
+    assert bar.shown[-1] == ("round 3/9  epsilon none  cost 300", 3)
+
+
+def test_some_rounds_are_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments, out = sensors(tmp_path), str(tmp_path / "run")
+    printed = train_json(
+        capsys, *arguments, *BUDGET, "--measure-every", "3", "--out", out
+    )
+    recorded = read_run(out)
+    numbers = [done.number for done in recorded.measured_rounds]
+    last = printed["rounds_run"]
+    assert numbers == [*range(3, last, 3), last] and last > 3
+    assert printed["measured"] == recorded.last_measured
 
 
 def test_the_bar_says_when_kernels_are_compiled() -> None:
@@ -206,6 +282,7 @@ def only_error(result: Result) -> Result:
         ("adult --participation 0", 2, ("participation", "above 0", "got 0")),
         ("adult --participation 1.5", 2, ("participation", "got 1.5")),
         ("adult --participation nan", 2, ("participation", "got nan")),
+        ("adult --measure-every 0", 2, ("measure_every", "got 0")),
         ("adult --seed -1", 2, ("seed", "-1")),
         ("adult --seed 99999999999999999999", 2, ("seed", "99999999999999999999")),
         ("adult --cost 100", 1, ("cost budget 100", "raise")),

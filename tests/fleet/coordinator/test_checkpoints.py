@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedbudget.fleet.coordinator.checkpoints import (
 )
 from fedbudget.fleet.coordinator.spending import Tally
 from fedbudget.fleet.wire.messages import REFUSALS
+from fedbudget.privacy import GDP
 from tests.fleet import examples
 
 NAMES = ("a", "b", "c", "d")
@@ -198,3 +200,27 @@ def test_a_file_of_a_newer_release_is_refused_and_left_alone(path: Path) -> None
         Checkpoints(path)
     with closing(sqlite3.connect(path)) as database:  # it is not locked
         assert database.execute("PRAGMA user_version").fetchone() == (version + 1,)
+
+
+def test_with_falling_noise_the_paid_rounds_are_taken_to_be_the_last(
+    checkpoints: Checkpoints,
+) -> None:
+    plan = replace(PLAN, noise_decay=0.7)
+    rounds = plan.rounds
+    checkpoints.add_reply(refused("a", "policy", "no", round=1))
+    checkpoints.add_reply(refused("b", "policy", "no", round=rounds))
+    close_rounds(checkpoints, rounds)
+    declarations = [examples.declaration(device=name) for name in NAMES]
+    tally = Tally(plan, declarations, checkpoints)
+    spent = [row["epsilon"] for row in tally.summary({})["devices"]]
+    # By hand: the charges of all rounds but the first, and of all rounds.
+    squares = 4 * plan.tau / (plan.noise_multiplier[0] * plan.noise_factors) ** 2
+    delta = float(min(plan.delta[0], declarations[0].delta))
+    without, everything = (
+        float(GDP.epsilon_from_mu(np.sqrt(part.sum()), delta))
+        for part in (squares[1:], squares)
+    )
+    assert spent[0] == pytest.approx(without, rel=1e-9)
+    assert spent[1] == pytest.approx(without, rel=1e-9)  # too high: it refused the last
+    assert spent[2] == pytest.approx(everything, rel=1e-9)
+    assert without < everything

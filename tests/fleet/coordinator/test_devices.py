@@ -36,6 +36,7 @@ PLAN = fb.plan(
     fb.Prices(communication=100, computation=1),
     weights="uniform",
     drift_correction=False,
+    noise_schedule=False,
 )
 ROUND_COST = 100.0 + PLAN.tau
 THETA = np.array([0.5, -0.5, 0.25, 0.0])

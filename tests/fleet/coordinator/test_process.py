@@ -208,6 +208,20 @@ def test_a_device_with_a_large_epsilon_may_demand_the_noise_of_others() -> None:
     assert plan.weights[7] >= plan.weights[0]
 
 
+def test_noise_falls_only_if_it_ends_above_what_owners_demand() -> None:
+    usual = {"cost": 20_000.0, "num_samples": 5000, "epsilon": 2.0}
+    falling, _ = plan_fleet(devices(8, **usual))
+    assert falling.noise_decay < 1
+    last = falling.noise_std_of(falling.rounds) * falling.batch_size[0]
+    least = float(last[0] / falling.lipschitz)
+    same, _ = plan_fleet(devices(8, **usual, least_noise_multiplier=0.99 * least))
+    assert same.noise_decay == falling.noise_decay
+    constant, _ = plan_fleet(devices(8, **usual, least_noise_multiplier=1.01 * least))
+    assert constant.noise_decay == 1.0
+    assert (constant.noise_multiplier >= 1.01 * least).all()
+    assert not any("noise falls" in reason for reason in constant.reasons)
+
+
 def test_when_all_demand_it_the_noise_is_raised_for_all() -> None:
     plan, selected = plan_fleet(devices(4, least_noise_multiplier=1e4))
     assert len(selected) == 4 and (plan.noise_multiplier >= 1e4).all()

@@ -53,7 +53,7 @@ class Coordinator:
     def _valid_offer(self) -> dict[str, Any]:
         rng = self._rng
         batch = rng.choice([NUM_ROWS, NUM_ROWS, rng.randint(5, NUM_ROWS)])
-        offer = {
+        offer: dict[str, Any] = {
             "kind": "offer",
             "v": 1,
             "run": rng.randbytes(16),
@@ -74,6 +74,9 @@ class Coordinator:
         }
         if rng.random() < 0.5:
             offer["drift_momentum"] = rng.choice([0.0, 0.5, 0.9])
+        if rng.random() < 0.5:
+            offer["noise_decay"] = rng.uniform(0.5, 0.999)
+            offer["noise_std"] /= offer["noise_decay"] ** (offer["rounds"] - 1)
         self.offers.append(offer)
         del self.offers[:-6]
         return offer
@@ -96,6 +99,7 @@ class Coordinator:
             ("num_classes", rng.choice([2, 1 << 16])),
             ("device", rng.choice(["other", "target2"])),
             ("name", rng.choice(["bad run", "", "Good"])),
+            ("noise_decay", rng.choice([0.0, -0.5, 1.0, 1e-9, 1e-300, math.nan, "1"])),
             ("drift_momentum", rng.choice([-0.1, 1.1, 1e300, math.nan, "0", True])),
         ]
         name, value = rng.choice(changes)

@@ -79,6 +79,14 @@ host = "localhost"
 """
 
 
+def noise_of(offer: RunOffer, number: int) -> float:
+    """Return the noise of a round by its definition."""
+    noise = offer.noise_std
+    for _ in range(number - 1):
+        noise *= 1.0 if offer.noise_decay is None else offer.noise_decay
+    return noise
+
+
 @dataclass
 class PlainDrift:
     """Reference of drift correction by its definition, from messages only.
@@ -207,9 +215,10 @@ class Campaign:
 
     def _check_acceptance(self, data: bytes, reply: Reply) -> None:
         offer = RunOffer.from_bytes(decode(data)[0])
-        multiplier = offer.noise_std * offer.batch_size
+        multiplier = noise_of(offer, offer.rounds) * offer.batch_size
         permitted = (
             multiplier >= LEAST_MULTIPLIER
+            and 0 < (offer.noise_decay or 1) <= 1
             and offer.tau <= MOST_TAU
             and offer.rounds <= MOST_ROUNDS
             and offer.learning_rate <= MOST_RATE
@@ -240,7 +249,7 @@ class Campaign:
         if reply.theta is not None:
             self.fresh += 1
             self._check_noise(offer, reply.theta)
-        multiplier = offer.noise_std * offer.batch_size
+        multiplier = noise_of(offer, reply.round) * offer.batch_size
         mu_squared = 4 * offer.tau / multiplier**2
         cost = COMMUNICATION + COMPUTATION * offer.tau
         self._spent_cost += cost
@@ -277,7 +286,7 @@ class Campaign:
         )
         self.shifted += bool(np.any(drift.shift))
         noise = theta_from_bytes(answer, offer.precision, DIM) - bare
-        scaled = noise / (offer.learning_rate * offer.noise_std)
+        scaled = noise / (offer.learning_rate * noise_of(offer, order.round))
         if np.abs(scaled).min() < 1e-7:
             self._breach("an answer has no noise in one of its numbers")
         if np.abs(scaled).max() > 7:  # once in 4e11 normals

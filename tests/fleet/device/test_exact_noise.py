@@ -25,7 +25,7 @@ from fedbudget.fleet.device.exact_steps import (
 )
 from fedbudget.losses import Loss, loss_named
 
-LOSSES = ["logistic", "hinge", "huber", "softmax"]
+LOSSES = ["logistic", "hinge", "smooth_hinge", "huber", "softmax"]
 
 
 def rounded_pmf(scale: float, largest: int) -> list[float]:

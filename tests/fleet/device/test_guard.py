@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbudget.errors import LedgerError
+from fedbudget.errors import DataError, LedgerError
 from fedbudget.fleet.device import guard as guard_module
 from fedbudget.fleet.device.exact_steps import noisy_steps
 from fedbudget.fleet.device.ledger_file import LedgerFile
@@ -280,6 +280,7 @@ def test_new_rows_wait_for_the_next_run(
     joined.order()
     grow(joined, 130)
     assert joined.guard.refresh()
+    joined.declare(130)
     assert joined.guard.declaration.num_samples == 130
     assert joined.order(round=2).code == "answered"
     changes = {"run": OTHER_RUN, "num_samples": 130, "batch_size": 130}
@@ -290,17 +291,10 @@ def test_new_rows_wait_for_the_next_run(
     assert joined.spent[1] == 3 * 105
 
 
-def test_an_offer_for_new_rows_has_them_read(joined: Site) -> None:
-    grow(joined, 120)
-    changes = {"run": OTHER_RUN, "num_samples": 120, "batch_size": 120}
-    assert joined.offer(**changes).code == "accepted"
-
-
 def test_a_damaged_data_file_is_reported_without_a_charge(joined: Site) -> None:
     (joined.folder / "rows.npz").write_bytes(b"half a file")
-    changes = {"run": OTHER_RUN, "num_samples": 120, "batch_size": 120}
-    reply = joined.offer(**changes)
-    assert (reply.code, reply.reason) == ("device-trouble", "see the device's log")
+    with pytest.raises(DataError, match=r"rows\.npz"):
+        joined.guard.refresh()
     assert joined.order().code == "answered"  # from the rows that were read before
     assert joined.spent[1] == 105.0
 
@@ -383,7 +377,5 @@ def test_rows_that_the_ledger_could_not_note_are_not_used(
         patch.setattr(LedgerFile, "note_data", full)
         with pytest.raises(LedgerError):
             site.guard.refresh()
-    assert site.guard.declaration.num_samples == 100
     assert site.guard.refresh()
-    assert site.guard.declaration.num_samples == 105
     assert read_statement(site.policy.ledger).rows == 105

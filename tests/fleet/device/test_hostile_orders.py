@@ -53,7 +53,9 @@ def test_the_campaign_finds_an_incorrect_charge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = guard_module.noise_multiplier
-    monkeypatch.setattr(guard_module, "noise_multiplier", lambda offer: 2 * real(offer))
+    monkeypatch.setattr(
+        guard_module, "noise_multiplier", lambda *order: 2 * real(*order)
+    )
     campaign = attacked(tmp_path, 300)
     assert any("became" in breach for breach in campaign.breaches)
 

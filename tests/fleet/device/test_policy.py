@@ -97,6 +97,11 @@ MISTAKES = {
         "[public]\nepsilon = 5\n[prices]",
         "public.epsilon must be",
     ),
+    "no row": (
+        "[broker]",
+        "[public]\nnum_samples = 0\n\n[broker]",
+        "public.num_samples",
+    ),
     "no TOML": ("[prices]", "[prices", "is not TOML"),
 }
 

@@ -85,15 +85,20 @@ def test_a_large_model_comes_and_goes_in_chunks(tmp_path: Path) -> None:
     device.close()
 
 
-def test_new_rows_are_declared(device: Device, tmp_path: Path) -> None:
+def test_a_declaration_follows_the_columns_but_not_the_rows(
+    device: Device, tmp_path: Path
+) -> None:
     assert device.refresh() == []
     x, y = np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1])
     np.savez(tmp_path / "rows.npz", x=np.tile(x, (50, 1)), y=np.tile(y, 50))
+    assert device.refresh() == []
+    np.savez(tmp_path / "rows.npz", x=np.tile(x, (50, 2)) / 2, y=np.tile(y, 50))
     (declared,) = device.refresh()
-    assert Declaration.from_bytes(declared.payload).num_samples == 200
+    facts = Declaration.from_bytes(declared.payload)
+    assert (facts.num_samples, facts.dim) == (100, 8)
     (tmp_path / "rows.npz").write_bytes(b"half a file")
     assert device.refresh() == []  # the rows that were read before stay
-    assert Declaration.from_bytes(device.hello()[0].payload).num_samples == 200
+    assert Declaration.from_bytes(device.hello()[0].payload) == facts
 
 
 def test_a_device_loads_nothing_heavy() -> None:

@@ -24,6 +24,7 @@ MESSAGES = [
     declaration(),
     offer(),
     offer(drift_momentum=0.5),
+    offer(noise_decay=0.9),
     order(),
     reply(),
     reply(code="policy", theta=None, reason="tau 900 is above 100"),
@@ -46,7 +47,7 @@ def test_the_bytes_carry_kind_and_version(message: Message) -> None:
 def test_every_key_is_needed_and_no_other_is_accepted(message: Message) -> None:
     plain = decode(message.to_bytes())
     for key in plain:
-        if key not in ("theta", "reason", "drift_momentum"):
+        if key not in ("theta", "reason", "drift_momentum", "noise_decay"):
             less = {name: value for name, value in plain.items() if name != key}
             with pytest.raises(MessageError):
                 type(message).from_value(less)
@@ -82,6 +83,14 @@ WRONG: list[tuple[str, Any]] = [
     ("loss", "deep"),
     ("dim", 1 << 40),
     ("precision", "float16"),
+    ("noise_decay", 0.0),
+    ("noise_decay", -0.5),
+    ("noise_decay", 1.0),
+    ("noise_decay", 1.5),
+    ("noise_decay", math.nan),
+    ("noise_decay", True),
+    ("noise_decay", 1),
+    ("noise_decay", "0.9"),
     ("drift_momentum", -0.1),
     ("drift_momentum", 1.1),
     ("drift_momentum", math.nan),

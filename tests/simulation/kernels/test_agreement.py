@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from fedbudget.losses import Floats, Hinge, Huber, Labels, Logistic, Loss, Softmax
+from fedbudget.losses import (
+    Floats,
+    Hinge,
+    Huber,
+    Labels,
+    Logistic,
+    Loss,
+    SmoothHinge,
+    Softmax,
+)
 from fedbudget.simulation.kernels.layouts import (
     OneHotRows,
     PackedRows,
@@ -25,6 +34,8 @@ GROUPS = (3, 2, 17, 4)  # categories of the one-hot columns
 LOSSES: list[Loss] = [
     Logistic(l2=0.1),
     Hinge(),
+    SmoothHinge(),
+    SmoothHinge(width=0.4, l2=0.1),
     Huber(threshold=0.3),
     Softmax(num_classes=2),
     Softmax(num_classes=3, l2=0.1),
@@ -106,7 +117,7 @@ def test_rounds_replies_and_sweeps_take_the_references_steps(
     assert WEIGHTS @ replies == pytest.approx(models[0], abs=1e-5)
 
 
-@pytest.mark.parametrize("loss", [LOSSES[0], LOSSES[4]], ids=lambda loss: loss.name)
+@pytest.mark.parametrize("loss", [LOSSES[0], LOSSES[6]], ids=lambda loss: loss.name)
 def test_drift_correction_takes_the_references_steps(loss: Loss) -> None:
     x, y = rows("dense"), labels(loss)
     packed = pack_rows(x, y, OFFSETS, loss=loss)

@@ -124,6 +124,7 @@ def test_results_do_not_depend_on_the_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kernels, "_WORTH_THREADS", 0.0)  # else a short run uses one
+    monkeypatch.setattr(kernels, "_WORTH_HELP", 0.0)
     rng = np.random.default_rng(3)
     columns = np.stack([g * 4 + rng.integers(0, 4, 600) for g in range(4)], axis=1)
     offsets = np.arange(0, 601, 2)

@@ -10,7 +10,6 @@ import typer
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
-    DELTA,
     FIRST_COST,
     FIRST_EPSILON,
 )
@@ -84,13 +83,15 @@ def demo(
         ),
     ] = FIRST_EPSILON,
     delta: Annotated[
-        float,
+        float | None,
         typer.Option(
             parser=parse_number,
-            help="The delta of (epsilon, delta), a probability.",
+            help="The delta of (epsilon, delta), a probability. Default: planned from "
+            "the rows of the largest device.",
+            show_default=False,
             rich_help_panel=BUDGETS,
         ),
-    ] = DELTA,
+    ] = None,
     cost: Annotated[
         float,
         typer.Option(

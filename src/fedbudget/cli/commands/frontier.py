@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import fedbudget
-from fedbudget.budget import COMMUNICATION_PRICE, COMPUTATION_PRICE, DELTA, Prices
+from fedbudget.budget import COMMUNICATION_PRICE, COMPUTATION_PRICE, Prices
 from fedbudget.cli.config import names_the_key
 from fedbudget.cli.options import (
     BUDGETS,
@@ -21,6 +21,7 @@ from fedbudget.cli.options import (
     DeviceColumn,
     Dim,
     Dissimilarity,
+    Donors,
     Label,
     LearningRate,
     LossName,
@@ -28,6 +29,7 @@ from fedbudget.cli.options import (
     NumDevices,
     PartitionText,
     Planner,
+    PublicSample,
     SamplePrice,
     Samples,
     Sampling,
@@ -64,7 +66,7 @@ def frontier(
             rich_help_panel=BUDGETS,
         ),
     ] = None,
-    delta: Delta = DELTA,
+    delta: Delta = None,
     split: Split = None,
     num_devices: NumDevices = None,
     path: VehiclePath = None,
@@ -89,6 +91,8 @@ def frontier(
     loss: LossName = None,
     l2: L2 = 0,
     dissimilarity: Dissimilarity = None,
+    public_sample: PublicSample = None,
+    donors: Donors = None,
     seed: SplitSeed = SEED,
     as_json: AsJson = False,
 ) -> None:
@@ -116,6 +120,8 @@ def frontier(
         loss=loss,
         l2=l2,
         dissimilarity=dissimilarity,
+        public_sample=public_sample,
+        donors=donors,
         seed=seed,
     )
     with progress("planning for every pair of budgets") as advance:

@@ -3,7 +3,6 @@
 import os
 import warnings
 from collections.abc import Iterator
-from math import floor, log10
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +11,9 @@ import typer
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
-    DELTA,
     FIRST_COST,
     FIRST_EPSILON,
+    planned_delta,
 )
 from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import print_json, progress
@@ -170,14 +169,12 @@ def _lines(
 
 
 def _budgets(drafted: Draft) -> Iterator[str]:
-    delta = DELTA
-    if delta * drafted.most_rows >= 1:
-        delta = 10.0 ** (floor(-log10(drafted.most_rows)) - 1)
     yield "[budget]  # of every device, for the whole run"
     usual = "1 to 10 is usual, smaller is more private"
     yield f"epsilon = {FIRST_EPSILON}  # privacy budget; {usual}"
-    most_rows = f"{drafted.most_rows}, the rows of the largest device"
-    yield f"delta = {delta:g}  # less than 1 / {most_rows}"
+    most_rows = f"{drafted.most_rows} rows of the largest device"
+    delta = planned_delta(drafted.most_rows)
+    yield f"delta = {delta:g}  # at most 1 / 10 of one over the {most_rows}"
     yield f"cost = {FIRST_COST}  # cost budget, in the unit of the prices"
     yield ""
     yield "[prices]  # in any one unit: seconds, joules, cents"

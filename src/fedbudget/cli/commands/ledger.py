@@ -6,6 +6,7 @@ import typer
 
 from fedbudget.cli.options import AsJson, PlainCommand, PlainGroup
 from fedbudget.cli.output import print_json
+from fedbudget.text import counted
 
 if TYPE_CHECKING:
     from fedbudget.fleet.device.statement import Statement
@@ -49,6 +50,22 @@ def verify(path: Path, *, as_json: AsJson = False) -> None:
     typer.echo(f"intact: {statement.entries} entries, last hash {statement.head}")
 
 
+@ledger.command(cls=PlainCommand)
+def clear(path: Path, *, as_json: AsJson = False) -> None:
+    """Let coordinators order again whose runs would have overdrawn a budget.
+
+    After 3 such runs a device refuses all new orders of a coordinator, since each
+    refusal tells something about the remaining budget. Stop the device first.
+    """
+    from fedbudget.fleet.device.statement import clear_overdrafts
+
+    count = clear_overdrafts(path)
+    if as_json:
+        print_json({"cleared": count})
+        return
+    typer.echo(f"cleared: {counted(count, 'run')} that would have overdrawn a budget")
+
+
 def _show(statement: "Statement") -> None:
     from fedbudget.cli.views.layout import (
         new_page,
@@ -81,6 +98,7 @@ def _show(statement: "Statement") -> None:
                     "data over time",
                     ", ".join(statement.data_changes[-8:]) or "none yet",
                 ),
+                ("would overdraw", _overdrafts(statement)),
                 ("entries", f"{statement.entries}, all intact"),
                 ("last hash", f"{statement.head[:32]} ..."),
             ],
@@ -99,3 +117,16 @@ def _show(statement: "Statement") -> None:
                 f"{run.cost:g}",
             )
         show_table(console, table)
+
+
+def _overdrafts(statement: "Statement") -> str:
+    """Show how many runs of each coordinator would overdraw, and who is blocked."""
+    from fedbudget.fleet.device.guard import MOST_OVERDRAFTS
+
+    if not statement.overdrafts:
+        return "no run"
+    return ", ".join(
+        f"{counted(count, 'run')} of {key[:20]}..."
+        + (" (blocked: fedbudget ledger clear)" if count >= MOST_OVERDRAFTS else "")
+        for key, count in statement.overdrafts.items()
+    )

@@ -50,8 +50,8 @@ def measure(
     loss: Annotated[
         str | None,
         typer.Option(
-            help="logistic, softmax, hinge or huber. Default: the one that fits the "
-            "config's labels, or logistic.",
+            help="logistic, softmax, hinge, smooth_hinge or huber. Default: the one "
+            "that fits the config's labels, or logistic.",
             show_default=False,
             rich_help_panel=_WORK,
         ),

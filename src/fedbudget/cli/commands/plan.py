@@ -4,7 +4,6 @@ import fedbudget
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
-    DELTA,
     Budget,
     Prices,
 )
@@ -23,6 +22,7 @@ from fedbudget.cli.options import (
     DeviceColumn,
     Dim,
     Dissimilarity,
+    Donors,
     Epsilon,
     Label,
     LearningRate,
@@ -31,6 +31,7 @@ from fedbudget.cli.options import (
     NumDevices,
     PartitionText,
     Planner,
+    PublicSample,
     SamplePrice,
     Samples,
     Sampling,
@@ -53,7 +54,7 @@ def plan(
     *,
     epsilon: Epsilon,
     cost: Cost,
-    delta: Delta = DELTA,
+    delta: Delta = None,
     split: Split = None,
     num_devices: NumDevices = None,
     path: VehiclePath = None,
@@ -78,6 +79,8 @@ def plan(
     loss: LossName = None,
     l2: L2 = 0,
     dissimilarity: Dissimilarity = None,
+    public_sample: PublicSample = None,
+    donors: Donors = None,
     seed: SplitSeed = SEED,
     as_json: AsJson = False,
 ) -> None:
@@ -104,6 +107,8 @@ def plan(
         loss=loss,
         l2=l2,
         dissimilarity=dissimilarity,
+        public_sample=public_sample,
+        donors=donors,
         seed=seed,
     )
     with progress("planning"):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import fedbudget
-from fedbudget.budget import COMMUNICATION_PRICE, COMPUTATION_PRICE, DELTA, Prices
+from fedbudget.budget import COMMUNICATION_PRICE, COMPUTATION_PRICE, Prices
 from fedbudget.checks import whole
 from fedbudget.cli.config import names_the_key
 from fedbudget.cli.options import (
@@ -26,6 +26,7 @@ from fedbudget.cli.options import (
     Delta,
     DeviceColumn,
     Dissimilarity,
+    Donors,
     Label,
     LearningRate,
     LossName,
@@ -33,6 +34,7 @@ from fedbudget.cli.options import (
     NumDevices,
     PartitionText,
     Planners,
+    PublicSample,
     SamplePrice,
     Sampling,
     SchemaFile,
@@ -73,7 +75,7 @@ def sweep(
             rich_help_panel=BUDGETS,
         ),
     ],
-    delta: Delta = DELTA,
+    delta: Delta = None,
     seeds: Annotated[
         int,
         typer.Option(
@@ -119,6 +121,8 @@ def sweep(
     loss: LossName = None,
     l2: L2 = 0,
     dissimilarity: Dissimilarity = None,
+    public_sample: PublicSample = None,
+    donors: Donors = None,
     seed: Annotated[
         int,
         typer.Option(
@@ -167,6 +171,8 @@ def sweep(
         loss=loss,
         l2=l2,
         dissimilarity=dissimilarity,
+        public_sample=public_sample,
+        donors=donors,
         seed=seed,
     )
     method = {
@@ -261,7 +267,7 @@ def _plain(point: Point, result: Sweep) -> dict[str, Any]:
     mean, std = (None, None) if accuracy is None else spread(accuracy[point.number])
     return (
         budgets
-        | {"feasible": True}
+        | {"feasible": True, "delta": float(point.plan.delta.max())}
         | {name: getattr(point.plan, name) for name in names}
         | {"accuracy": mean, "accuracy_std": std}
         | {"loss": spread(result.measured["train_loss"][point.number])[0]}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -15,7 +15,6 @@ import fedbudget
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
-    DELTA,
     Budget,
     Prices,
 )
@@ -35,6 +34,7 @@ from fedbudget.cli.options import (
     Delta,
     DeviceColumn,
     Dissimilarity,
+    Donors,
     Epsilon,
     Label,
     LearningRate,
@@ -43,6 +43,7 @@ from fedbudget.cli.options import (
     NumDevices,
     PartitionText,
     Planner,
+    PublicSample,
     SamplePrice,
     Sampling,
     SchemaFile,
@@ -71,14 +72,18 @@ from fedbudget.cli.sources import (
 )
 from fedbudget.data import Dataset
 from fedbudget.data.partitions import SEED
-from fedbudget.errors import NotPrivateWarning
+from fedbudget.errors import InvalidInputError, NotPrivateWarning
 from fedbudget.planning import Plan
 from fedbudget.planning.settings import ACCOUNTANT, PLANNER, SAMPLING, TARGET, WEIGHTING
-from fedbudget.privacy import rounded_up
+from fedbudget.privacy import Kind, rounded_up
 from fedbudget.record import Round, largest, to_row
-from fedbudget.simulation.dissimilarity import charge_query, plan_with_query
+from fedbudget.simulation.dissimilarity import plan_with_query
 from fedbudget.trackers import Tracker, tracker
 from fedbudget.training import Run
+
+if TYPE_CHECKING:
+    from fedbudget.release.devices import ReleaseDevices
+    from fedbudget.simulation.devices import SimulatedDevices
 
 
 @names_the_key
@@ -87,7 +92,17 @@ def train(
     *,
     epsilon: Epsilon,
     cost: Cost,
-    delta: Delta = DELTA,
+    delta: Delta = None,
+    release: Annotated[
+        bool,
+        typer.Option(
+            "--release",
+            help="Release the model: exact sums, and exact noise of the operating "
+            "system, which no seed repeats. Nothing is measured. Without this option, "
+            "the run is a simulation, and nothing is promised for its model.",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
     participation: Annotated[
         float,
         typer.Option(
@@ -106,6 +121,16 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = False,
+    measure_every: Annotated[
+        int,
+        typer.Option(
+            parser=parse_whole,
+            metavar="ROUNDS",
+            help="Measure accuracy and loss after every so many rounds, and after the "
+            "last: long runs are faster.",
+            rich_help_panel=RUN,
+        ),
+    ] = 1,
     no_privacy: Annotated[
         bool,
         typer.Option(
@@ -136,13 +161,14 @@ def train(
     loss: LossName = None,
     l2: L2 = 0,
     dissimilarity: Dissimilarity = None,
+    public_sample: PublicSample = None,
+    donors: Donors = None,
     seed: Annotated[
         int,
         typer.Option(
             parser=parse_whole,
-            help="Seed of the partition, the 80/10/10 split on every device, the noise "
-            "and the batches. There is no privacy against anyone who knows it: the "
-            "seed gives the noise.",
+            help="Seed of the partition, the 80/10/10 split on every device and, in a "
+            "simulation, of the noise and the batches.",
             rich_help_panel=PLANNING,
         ),
     ] = SEED,
@@ -168,14 +194,19 @@ def train(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train on simulated devices; each device enforces its own budgets."""
+    """Train on simulated devices, or release a model; devices enforce their budgets."""
+    measure = dissimilarity == "measure"
+    if release:
+        _check_folder(out, measure=measure)
+        _check_release(
+            personal=personal, no_privacy=no_privacy, participation=participation
+        )
     budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
     prices = Prices(
         communication=communication_price,
         computation=computation_price,
         computation_per_sample=computation_price_per_sample,
     )
-    measure = dissimilarity == "measure"
     options = DataOptions(
         data=data,
         split=split,
@@ -189,6 +220,8 @@ def train(
         loss=loss,
         l2=l2,
         dissimilarity=None if measure else dissimilarity,
+        public_sample=public_sample,
+        donors=donors,
         seed=seed,
     )
     method: dict[str, Any] = {
@@ -204,9 +237,20 @@ def train(
         dataset = read_data(options)
         source = source_of(dataset, options)
         budget, prices = limits(options, source, budget, prices)
+        devices: ReleaseDevices | SimulatedDevices
+        if release:
+            devices = fedbudget.ReleaseDevices(dataset, budget=budget, prices=prices)
+        else:
+            devices = fedbudget.SimulatedDevices(
+                dataset,
+                seed=seed,
+                budget=None if no_privacy else budget,
+                prices=prices,
+                participation=participation,
+            )
         if measure:
             problem, plan = plan_with_query(
-                dataset, source.problem, budget, prices, seed=seed, **method
+                devices, source.problem, budget, prices, **method
             )
             source = replace(source, problem=problem)
         else:
@@ -214,35 +258,58 @@ def train(
     if no_privacy:
         _warn_of_no_privacy()
         plan = plan.without_privacy()
-    devices = fedbudget.SimulatedDevices(
-        dataset,
-        seed=seed,
-        budget=None if no_privacy else budget,
-        prices=prices,
-        participation=participation,
-    )
-    if measure and not no_privacy:
-        charge_query(devices.ledger, source.problem, prices)
     record = None
     if out is not None:
         settings = _settings(options, source, dataset, budget)
         record = fedbudget.Record(out, about=settings)
     started = time.perf_counter()
-    with _progress(dataset, plan, out=out, track=track or ()) as on_round:
+    with _progress(
+        dataset, plan, kind=devices.kind, out=out, track=track or ()
+    ) as on_round:
         run = fedbudget.train(
             plan,
             devices,
             record=record,
             personal=personal,
+            measure_every=measure_every,
             on_round=on_round,
         )
     if as_json:
         seconds = time.perf_counter() - started
-        print_json(plan.to_dict() | _measured(run, out, seconds) | about(source))
+        print_json(plan.to_dict() | _result(run, out, seconds) | about(source))
         return
     from fedbudget.cli.views.run import show_run  # rich's tables, only where shown
 
     show_run(source, budget, run, record=out)
+
+
+def _check_folder(out: str | None, *, measure: bool) -> None:
+    """Refuse a release whose model or whose measurement would be lost."""
+    if out is None:
+        raise InvalidInputError(
+            "--release without --out would spend the budgets and lose the model: name "
+            "a folder"
+        )
+    if measure and Path(out).exists():
+        raise InvalidInputError(
+            f"--dissimilarity measure would spend privacy again, and {out!r} exists: a "
+            "release that measured cannot be resumed; name a new folder, or state the "
+            "dissimilarity"
+        )
+
+
+def _check_release(*, personal: bool, no_privacy: bool, participation: float) -> None:
+    """Refuse options that only a simulation has."""
+    for option, given in (
+        ("--personal", personal),
+        ("--no-privacy", no_privacy),
+        (f"--participation {participation:g}", participation != 1),
+    ):
+        if given:
+            raise InvalidInputError(
+                f"{option} does not go with --release, which simulates and measures "
+                "nothing: leave one of them out"
+            )
 
 
 def _warn_of_no_privacy() -> None:
@@ -260,6 +327,7 @@ def _settings(
     """Return the settings for the record: data and budgets."""
     return {
         "data": source.line,
+        "seed": options.seed,
         **rows_record(options),
         "budget": {
             name: to_row(np.atleast_1d(getattr(budget, name)))
@@ -270,11 +338,13 @@ def _settings(
     }
 
 
-def _measured(run: Run, out: str | None, seconds: float) -> dict[str, Any]:
+def _result(run: Run, out: str | None, seconds: float) -> dict[str, Any]:
     """Return the results of a run as plain values."""
     return {
+        "kind": run.kind,
+        "privacy": str(run.privacy),  # of this run, instead of the plan's
         "accuracy": run.measured.get("test_accuracy"),
-        "loss": run.measured["train_loss"],  # the plan's is now loss_name
+        "loss": run.measured.get("train_loss"),  # the plan's is now loss_name
         "loss_name": run.plan.loss,
         "seconds": seconds,
         "measured": run.measured,
@@ -286,7 +356,7 @@ def _measured(run: Run, out: str | None, seconds: float) -> dict[str, Any]:
 
 @contextmanager
 def _progress(
-    dataset: Dataset, plan: Plan, *, out: str | None, track: Sequence[str]
+    dataset: Dataset, plan: Plan, *, kind: Kind, out: str | None, track: Sequence[str]
 ) -> Iterator[Callable[[Round], None]]:
     """Show the rounds on a bar and log them; on Ctrl-C, say how to continue."""
     label = "training on SYNTHETIC data" if dataset.synthetic else "training"
@@ -298,7 +368,7 @@ def _progress(
     ):
         names = dataset.device_names
         trackers = [
-            stack.enter_context(tracker(target, plan, device_names=names))
+            stack.enter_context(tracker(target, plan, kind=kind, device_names=names))
             for target in track
         ]
         yield lambda latest: _report(latest, bar, plan.rounds, trackers)
@@ -313,15 +383,15 @@ def _report(latest: Round, bar: Bar, rounds: int, trackers: Sequence[Tracker]) -
 
 def show_round(bar: Bar, latest: Round, *, rounds: int) -> None:
     """Show a round: accuracy or loss, and spending so far."""
-    measured = latest.measured
-    name = "test_accuracy" if "test_accuracy" in measured else "train_loss"
+    names = [n for n in ("test_accuracy", "train_loss") if n in latest.measured][:1]
+    metrics = [
+        f"{name.split('_')[1]} {latest.measured[name]:.3f} (not private)"
+        for name in names
+    ]
     epsilon, cost = largest(latest.epsilon), largest(latest.cost)
-    bar.show(
-        f"round {latest.number}/{rounds}  {name.split('_')[1]} {measured[name]:.3f} "
-        f"(not private)  epsilon {'none' if epsilon is None else rounded_up(epsilon)}  "
-        f"cost {cost:.4g}",
-        done=latest.number,
-    )
+    spent = f"epsilon {'none' if epsilon is None else rounded_up(epsilon)}"
+    parts = [f"round {latest.number}/{rounds}", *metrics, spent, f"cost {cost:.4g}"]
+    bar.show("  ".join(parts), done=latest.number)
 
 
 @contextmanager

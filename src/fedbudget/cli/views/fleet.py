@@ -39,7 +39,7 @@ def show_server_run(run: Run, *, out: str) -> None:
         show_pairs(
             console,
             [
-                ("privacy", str(plan.privacy)),
+                ("privacy", str(run.privacy)),
                 (
                     "spent",
                     f"epsilon {spent(last.epsilon, rounded_up)}, at most, by each "

@@ -113,6 +113,7 @@ def _frontier_page(console: Console, source: Source, frontier: Frontier) -> None
         show_heading(console, heading)
         for table in _grids(frontier, cell, width=console.width):
             show_table(console, table)
+    show_item(console, f"every plan has delta {rounded_up(frontier.delta)}")
     if np.isnan(frontier.predicted_loss).any():
         show_item(console, "no value (-): this cost budget does not pay for one round")
 
@@ -134,10 +135,17 @@ def _plan_in_words(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "drift", "corrected by each device's last deviation from the average"
     yield "batch size", f"{span(plan.batch_size)}: {batch[plan.sampling]}"
     noise = "standard deviation per coordinate of the mean gradient"
+    if plan.trust == "sum":
+        noise = "standard deviation of each device's share, per coordinate of an upload"
     yield "noise", f"{span(plan.noise_std)}: {noise}"
+    if plan.clip is not None:
+        yield "clip", f"{plan.clip:.4g}: largest norm of a device's move in a round"
+    if plan.noise_decay < 1:
+        first, last = plan.noise_factors[[0, -1]]
+        yield "noise falls", f"from {first:.2f} to {last:.2f} times that: equal cost"
     yield "weights", f"{span(plan.weights)}: weight in the average"
     excess = f"excess loss {plan.predicted_loss:.3g} over the best linear model"
-    yield "predicted", excess
+    yield "predicted", f"{excess}, likely {plan.likely}"
     yield "planner", f"{plan.planner}, for the {plan.loss} loss"
 
 

@@ -21,12 +21,16 @@ from fedbudget.cli.views.layout import (
     show_title,
 )
 from fedbudget.planning import Plan
-from fedbudget.privacy.runs import weak_guarantees
+from fedbudget.privacy.runs import rounded_up, weak_guarantees
 from fedbudget.simulation.sweeping import Sweep
 from fedbudget.text import counted, span
 from fedbudget.training import Run
 
 NOT_PRIVATE = "NOT private: measured on the devices' own rows, as only a simulation can"
+RELEASED = (
+    "no accuracy: no guarantee would cover a figure measured on the devices' own rows"
+)
+_DONE = {"simulation": "Simulated", "release": "Released"}
 MEANS = "mean over each device's own rows, then over the devices that have any"
 
 
@@ -60,15 +64,18 @@ def show_run(source: Source, budget: Budget, run: Run, *, record: str | None) ->
     measured = run.measured
     with new_page() as console:
         show_title(console, source)
-        show_heading(console, f"Trained: {_in_a_line(run.plan)}")
+        show_heading(console, f"{_DONE[run.kind]}: {_in_a_line(run.plan)}")
         show_pairs(console, _outcome(budget, run, record))
         results = [
             f"{name.replace('_', ' ')} {_number(measured[name])}"
             for name in ("test_accuracy", "test_loss")
             if name in measured
         ]
-        show_heading(console, f"Result: {', '.join(results) or 'no test rows'}")
-        _show_measured(console, measured)
+        if run.kind == "release":
+            show_item(console, RELEASED)
+        else:
+            show_heading(console, f"Result: {', '.join(results) or 'no test rows'}")
+            _show_measured(console, measured)
         if run.advice:
             show_item(console, run.advice)
         if run.plan.accountant != "none":
@@ -86,6 +93,8 @@ def show_sweep(
         show_title(console, source)
         show_heading(console, f"Sweep: {plans} x {seeds}")
         _show_points(console, points, sweep)
+        delta = max(plan.delta.max() for plan in sweep.plans)
+        show_item(console, f"every plan has delta {rounded_up(delta)}")
         if any(point.plan is None for point in points):
             show_item(console, "no plan: this cost budget does not pay for one round")
         _explain(console, sweep.measured, "accuracy and loss: ")
@@ -93,7 +102,8 @@ def show_sweep(
             show_item(console, f"+-: standard deviation over {seeds}")
         show_item(
             console,
-            "each run spends the budgets: a real fleet can only run one of them",
+            "every run is a simulation: nothing is promised for its model, and a fleet "
+            "can only run one of them, for each would spend the budgets",
         )
         if table is not None:
             show_item(console, f"all runs: {one_line(table)}")
@@ -108,7 +118,7 @@ def _in_a_line(plan: Plan) -> str:
 
 def _outcome(budget: Budget, run: Run, record: str | None) -> Iterator[tuple[str, str]]:
     plan, last = run.plan, run.rounds[-1]
-    yield "privacy", f"{plan.privacy}, for the whole run"
+    yield "privacy", str(run.privacy)
     spent = span(last.cost)
     yield "cost", f"{spent} of {span(budget.cost)} units per device"
     answers = span([done.answered for done in run.rounds])

@@ -47,6 +47,7 @@ from fedbudget.fleet.wire.messages import (
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import Plan
 from fedbudget.planning.plans import is_same_plan
+from fedbudget.privacy import Kind
 from fedbudget.training import Order, Replies
 
 _BATCH = 256  # messages stored in one transaction
@@ -68,6 +69,8 @@ class FleetDevices:
         precision: Of the models that are sent.
         roster: Stores declarations and connection states that arrive during the run.
     """
+
+    kind: Kind = "release"  # each device adds exact noise before it answers
 
     def __init__(
         self,
@@ -328,6 +331,7 @@ def offers_of(
     precision: Precision,
 ) -> Iterator[RunOffer]:
     """Yield the offers to all devices that take part in the plan."""
+    noise_std = plan.noise_std_of(1)
     for index, declaration in enumerate(declarations):
         if plan.device_rounds[index] > 0:
             yield RunOffer(
@@ -340,13 +344,14 @@ def offers_of(
                 sampling=plan.sampling,
                 num_samples=int(plan.num_samples[index]),
                 batch_size=int(plan.batch_size[index]),
-                noise_std=float(plan.noise_std[index]),
+                noise_std=float(noise_std[index]),
                 loss=plan.loss,
                 num_classes=plan.num_classes,
                 l2=plan.l2,
                 dim=plan.dim,
                 precision=precision,
                 drift_momentum=plan.momentum if plan.drift_correction else None,
+                noise_decay=plan.noise_decay if plan.noise_decay < 1 else None,
             )
 
 

@@ -167,6 +167,11 @@ def check_fit(plan: Plan, declarations: Sequence[Declaration]) -> None:
             f"the plan is for {plan.num_devices} devices, and {len(declarations)} have "
             "declared themselves: plan again"
         )
+    if plan.trust != "uploads" or plan.unit != "sample":
+        raise InvalidInputError(
+            f"trust {plan.trust!r} with unit {plan.unit!r} is not for real devices, "
+            "which add noise in every step and protect samples: plan again without them"
+        )
     if plan.sampling == "poisson":
         raise InvalidInputError(
             "sampling poisson is not for real devices, which claim no amplification: "
@@ -212,6 +217,14 @@ def plan_fleet(
     selected = _logged(compatible(selected))
     while True:
         candidate = _plan(selected, dissimilarity=dissimilarity, planner=planner)
+        if _falls_too_far(candidate, selected):
+            # Noise that owners demand in every round would cost more in all of them.
+            candidate = _plan(
+                selected,
+                dissimilarity=dissimilarity,
+                planner=planner,
+                noise_schedule=False,
+            )
         selection = _without_excessive_noise(candidate, selected)
         if not selection.left_out:
             return _with_demanded_noise(candidate, selected), selected
@@ -226,7 +239,11 @@ def _logged(selection: Selection) -> list[Declaration]:
 
 
 def _plan(
-    declarations: Sequence[Declaration], *, dissimilarity: str | float, planner: str
+    declarations: Sequence[Declaration],
+    *,
+    dissimilarity: str | float,
+    planner: str,
+    noise_schedule: bool = True,
 ) -> Plan:
     first = declarations[0]
     problem = Problem(
@@ -253,7 +270,16 @@ def _plan(
         prices,
         planner=planner,
         accountant="zcdp" if strict else "gdp",
+        noise_schedule=noise_schedule,
     )
+
+
+def _falls_too_far(plan: Plan, declarations: Sequence[Declaration]) -> bool:
+    """Return whether falling noise ends below what an owner demands."""
+    if plan.noise_decay == 1:
+        return False
+    noise = plan.noise_std_of(plan.rounds)
+    return bool((noise < _demanded_noise(plan, declarations, noise)).any())
 
 
 def _with_demanded_noise(plan: Plan, declarations: Sequence[Declaration]) -> Plan:
@@ -262,7 +288,7 @@ def _with_demanded_noise(plan: Plan, declarations: Sequence[Declaration]) -> Pla
     A device's weight decreases as its noise grows: a demand costs nothing, and the
     noise of one device must not dominate the average.
     """
-    noise = _demanded_noise(plan, declarations)
+    noise = _demanded_noise(plan, declarations, plan.noise_std)
     if (plan.noise_std >= noise).all():
         return plan
     weights = plan.weights / _excess(plan, noise)
@@ -273,7 +299,7 @@ def _without_excessive_noise(
     plan: Plan, declarations: Sequence[Declaration]
 ) -> Selection:
     """Select the devices whose demand for noise is at most `_MAX_EXCESS` times."""
-    excess = _excess(plan, _demanded_noise(plan, declarations))
+    excess = _excess(plan, _demanded_noise(plan, declarations, plan.noise_std))
     left_out = {
         d.device: f"its least noise multiplier {d.least_noise_multiplier:g} is "
         f"{factor:.3g} times what its epsilon needs or the median device has, above "
@@ -284,12 +310,14 @@ def _without_excessive_noise(
     return _select(declarations, left_out)
 
 
-def _demanded_noise(plan: Plan, declarations: Sequence[Declaration]) -> Array:
-    """Return the planned noise, or the owner's minimum if that is more."""
+def _demanded_noise(
+    plan: Plan, declarations: Sequence[Declaration], noise: Array
+) -> Array:
+    """Return this noise, or the owner's minimum if that is more."""
     minimum = np.array([d.least_noise_multiplier for d in declarations])
     # The factor covers the rounding of the device's own division.
     demanded = minimum * plan.lipschitz / plan.batch_size * (1 + 1e-12)
-    return np.maximum(plan.noise_std, demanded)
+    return np.maximum(noise, demanded)
 
 
 def _excess(plan: Plan, noise: Array) -> Array:

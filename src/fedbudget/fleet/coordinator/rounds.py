@@ -68,12 +68,12 @@ def max_distance(plan: Plan, index: int, theta: Array) -> float:
     """Return the maximum distance of a device's honest answer from `theta`.
 
     Each of tau steps moves by at most eta (G + l2 |theta|) plus its noise; the L2 term
-    only pulls back. The noise of all steps sums to one normal vector. Drift correction
-    is not included.
+    only pulls back. The noise of all steps sums to one normal vector; that of the first
+    round is the largest. Drift correction is not included.
     """
     eta, tau, dim = plan.learning_rate, plan.tau, len(theta)
     pull = plan.lipschitz + plan.l2 * float(np.linalg.norm(theta))
-    noise = float(plan.noise_std[index]) * np.sqrt(tau) * (np.sqrt(dim) + _TAIL)
+    noise = float(plan.noise_std_of(1)[index]) * np.sqrt(tau) * (np.sqrt(dim) + _TAIL)
     return float(eta * (tau * pull + noise)) * _ROUNDING
 
 

@@ -7,7 +7,7 @@ The exact numbers are in the device's own ledger.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,13 @@ from fedbudget.privacy import GDP, ZCDP
 from fedbudget.training import Replies
 
 _MAX_ROUNDS = 500  # whose durations the status reports; enough for a chart
+
+
+class _Paid(NamedTuple):
+    """The rounds for which each device may have been charged; shape (M,)."""
+
+    rounds: Array
+    at_constant_noise: Array  # rounds that cost as much privacy, or more
 
 
 class Tally:
@@ -82,8 +89,8 @@ class Tally:
         return Replies(
             theta=theta,
             answered=np.array([outcome.get(n) == Outcome.ANSWERED for n in self.names]),
-            epsilon=self.epsilon(paid),
-            cost=self.cost(paid),
+            epsilon=self.epsilon(paid.at_constant_noise),
+            cost=self.cost(paid.rounds),
             refused={
                 index: replies[name].reason
                 for index, name in enumerate(self.names)
@@ -120,17 +127,26 @@ class Tally:
         ]
         return np.asarray(paid * np.array(round_prices))
 
-    def _paid_rounds(self, rounds: int) -> Array:
-        """Return the number of rounds for which each device may have been charged."""
+    def _paid_rounds(self, rounds: int) -> _Paid:
+        """Return the rounds for which each device may have been charged, so far.
+
+        If noise falls, later rounds cost more: of the rounds so far, the paid ones are
+        taken to be the last ones.
+        """
         refused = self._checkpoints.rounds_refused(rounds, except_for=MAY_BE_CHARGED)
         selected = np.minimum(self.plan.device_rounds, rounds)
-        free = [refused.get(name, 0) for name in self.names]
-        return np.asarray(selected - np.array(free), dtype=np.float64)
+        free = np.array([refused.get(name, 0) for name in self.names])
+        paid = np.asarray(selected - free, dtype=np.float64)
+        if self.plan.noise_decay == 1:
+            return _Paid(paid, paid)
+        costs = np.cumsum([0.0, *self.plan.noise_factors**-2])
+        return _Paid(paid, costs[selected] - costs[free])
 
     def summary(self, online: Mapping[str, bool]) -> dict[str, Any]:
         """Return the state of the run as plain values, for people and machines."""
         plan, rounds = self.plan, self.rounds_closed
-        epsilon, cost = self.epsilon(self._paid), self.cost(self._paid)
+        epsilon = self.epsilon(self._paid.at_constant_noise)
+        cost = self.cost(self._paid.rounds)
         selected = plan.takes_part(max(1, self.round))
         waiting = ["waiting" if flag else "not selected" for flag in selected]
         seconds = list(self.seconds)

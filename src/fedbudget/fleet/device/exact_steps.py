@@ -41,7 +41,7 @@ _MOST_RAISE = 1e-3
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExactRows:
-    """Rows in the unit ball, as multiples of 2^-23, and their labels."""
+    """Rows in the unit ball, as multiples of 2^-23, and their labels; read-only."""
 
     x: Rows32  # shape (n, dim)
     y: Labels  # shape (n,): classes (int64), or targets in [-1, 1] (float64)
@@ -65,13 +65,14 @@ class ExactRows:
                     f"{len(x)} rows have {len(y)} labels: give one label per row"
                 )
             for start in range(0, len(x), BLOCK):
-                parts.append(_rounded(x[start : start + BLOCK]))
+                parts.append(rounded_rows(x[start : start + BLOCK]))
             labels.append(y)
         count = sum(map(len, parts))
         if not 0 < count <= MOST_ROWS:
             raise DataError(f"there are {count} rows: give 1 to {MOST_ROWS}")
         exact, y = np.concatenate(parts), np.concatenate(labels)
-        exact.setflags(write=False)
+        for array in (exact, y):  # both are copies
+            array.setflags(write=False)
         return cls(x=exact, y=y)
 
     def __len__(self) -> int:
@@ -82,7 +83,7 @@ class ExactRows:
         return ExactRows(x=self.x[:count], y=self.y[:count])
 
 
-def _rounded(x: NDArray[Any]) -> Rows32:
+def rounded_rows(x: NDArray[Any]) -> Rows32:
     """Round to the nearest; towards zero if the row would leave the unit ball."""
     scaled = np.asarray(x, dtype=np.float64) * 2**ROW_BITS
     if not (np.abs(scaled) <= 2**ROW_BITS * (1 + 1e-6)).all():  # also NaN
@@ -116,14 +117,30 @@ class NoiseGrid:
 
     @classmethod
     def of(
-        cls, *, noise_std: float, batch_size: int, lipschitz: float, num_params: int
+        cls,
+        *,
+        noise_std: float,
+        batch_size: int,
+        lipschitz: float,
+        num_params: int,
+        most_rows: int | None = None,
     ) -> "NoiseGrid":
         """Return the grid for noise on the mean gradient of a batch.
+
+        Args:
+            noise_std: Of the mean gradient.
+            batch_size: What the sum of the batch's gradients is divided by.
+            lipschitz: G, the largest norm of one row's gradient.
+            num_params: The length of a gradient.
+            most_rows: That a batch may have, if more than `batch_size`: with Poisson
+                sampling, all rows of the device.
 
         Raises:
             InvalidInputError: The noise is too small or too large to be drawn exactly.
         """
         ratio = lipschitz / noise_std if noise_std > 0 else math.inf
+        if most_rows is not None:
+            ratio *= max(1.0, most_rows / batch_size)
         if not 2.0**-40 <= ratio <= 2.0 ** (_EXACT_GRID - LEAST_SCALE_BITS):
             raise InvalidInputError(
                 f"noise_std {noise_std:g} cannot be drawn exactly next to gradients of "
@@ -152,7 +169,9 @@ class NoiseGrid:
 def slope_bits(num_rows: int, lipschitz: float) -> int:
     """Return the fraction bits of slopes, such that sums fit 62 bits."""
     bits = 62 - ROW_BITS - math.ceil(math.log2(num_rows * max(1.0, lipschitz)))
-    return min(MOST_SLOPE_BITS, bits)
+    # A block's sums fit 53 bits for slopes up to sqrt(2); larger ones have fewer bits.
+    larger = max(0, math.ceil(math.log2(lipschitz / math.sqrt(2))))
+    return min(MOST_SLOPE_BITS - larger, bits)
 
 
 def gradient_sum(loss: Loss, theta: Array, rows: ExactRows, batch: Any = None) -> Sums:

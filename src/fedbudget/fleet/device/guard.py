@@ -9,8 +9,13 @@ Every input is untrusted. A guard answers a round only if
 3.  the rows of the run have not changed since the run was joined;
 4.  both budgets can pay for it, and the charge is on disk.
 
-Everything else is refused without a charge. The noise of the answer is at least that of
-the charge, for any model: see `exact_steps`.
+Everything else is refused without a charge. That a round would overdraw a budget tells
+something about what remains, for free. So it is recorded, told once per run, and after
+`MOST_OVERDRAFTS` runs the coordinator's orders are refused, whatever they cost, until
+the owner clears that: a hostile one learns the answers to so many comparisons.
+
+The noise of the answer is at least that of the charge, for any model: see
+`exact_steps`.
 """
 
 import logging
@@ -44,6 +49,9 @@ from fedbudget.ledger import Charge
 
 _log = logging.getLogger(__name__)
 MOST_RUNS = 10_000  # in one ledger
+MOST_OVERDRAFTS = 3  # runs of one coordinator
+_OVERDRAWS = "this round would overdraw the budget"
+_BLOCKED = "too many runs of this coordinator would overdraw a budget: ask the owner"
 _WAITING = 4  # orders stored until their offer arrives
 
 
@@ -55,8 +63,13 @@ class _Refusal(Exception):  # noqa: N818  # an answer, not an error
         self.code, self.reason = code, reason
 
 
-def check_offer(offer: RunOffer, policy: Policy, rows: DeviceRows) -> None:
+def check_offer(
+    offer: RunOffer, policy: Policy, rows: DeviceRows, num_samples: int
+) -> None:
     """Refuse an offer outside the owner's policy or the shape of the data.
+
+    `num_samples` is the declared number of rows. Noise never grows from round to round:
+    the last round has the least, and the first the most.
 
     Raises:
         _Refusal: With the reason, which reveals only public facts.
@@ -69,7 +82,7 @@ def check_offer(offer: RunOffer, policy: Policy, rows: DeviceRows) -> None:
         ("rounds", offer.rounds, limits.most_rounds),
         ("learning_rate", offer.learning_rate, limits.most_learning_rate),
         ("l2", offer.l2, limits.most_l2),
-        ("num_samples", offer.num_samples, len(rows)),
+        ("num_samples", offer.num_samples, num_samples),
         ("batch_size", offer.batch_size, offer.num_samples),
     ):
         if value > limit:
@@ -79,14 +92,22 @@ def check_offer(offer: RunOffer, policy: Policy, rows: DeviceRows) -> None:
         raise _Refusal("policy", f"loss, num_classes and dim must be {shape}")
     if offer.sampling == "full" and offer.batch_size != offer.num_samples:
         raise _Refusal("policy", "the batch_size of full batches must be num_samples")
-    multiplier, least = noise_multiplier(offer), limits.least_noise_multiplier
+    for number in (1, offer.rounds):
+        _check_noise(offer, number, limits.least_noise_multiplier)
+
+
+def _check_noise(offer: RunOffer, round: int, least: float) -> None:
+    """Refuse a round whose noise the owner forbids, or that cannot be drawn exactly."""
+    multiplier = noise_multiplier(offer, round)
     if not multiplier >= least:
+        when = f" in round {round}" if offer.noise_decay is not None else ""
         raise _Refusal(
-            "policy", f"noise multiplier {multiplier:g} is below the limit {least:g}"
+            "policy",
+            f"noise multiplier {multiplier:g}{when} is below the limit {least:g}",
         )
     try:
         NoiseGrid.of(
-            noise_std=offer.noise_std,
+            noise_std=offer.noise_std_of(round),
             batch_size=offer.batch_size,
             lipschitz=loss_of(offer.loss, offer.num_classes).lipschitz,
             num_params=offer.num_params,
@@ -95,17 +116,17 @@ def check_offer(offer: RunOffer, policy: Policy, rows: DeviceRows) -> None:
         raise _Refusal("policy", str(error)) from None
 
 
-def noise_multiplier(offer: RunOffer) -> float:
-    """Return noise_std over one sample's share of a mean gradient."""
+def noise_multiplier(offer: RunOffer, round: int) -> float:
+    """Return a round's noise over one sample's share of a mean gradient."""
     lipschitz = loss_of(offer.loss, offer.num_classes).lipschitz
-    return offer.noise_std * offer.batch_size / lipschitz
+    return offer.noise_std_of(round) * offer.batch_size / lipschitz
 
 
-def _round_charge(offer: RunOffer, prices: PricePolicy) -> Charge:
-    """Return the charge of one round of a run."""
+def _round_charge(offer: RunOffer, round: int, prices: PricePolicy) -> Charge:
+    """Return the charge of a round, by the noise of this very round."""
     return Charge(
         steps=offer.tau,
-        noise_multiplier=noise_multiplier(offer),
+        noise_multiplier=noise_multiplier(offer, round),
         cost=prices.communication + prices.computation * offer.tau,
     )
 
@@ -131,6 +152,7 @@ class Guard:
             policy.ledger, policy.budget, lineage=policy.data.lineage
         )
         try:
+            self._num_samples = self._declared_rows(self._rows)
             self._note_data(self._rows)
         except BaseException:
             self.close()
@@ -146,7 +168,7 @@ class Guard:
         policy = self._policy
         return Declaration(
             device=policy.device,
-            num_samples=len(self._rows),
+            num_samples=self._num_samples,
             dim=self._rows.dim,
             loss=policy.data.loss,
             num_classes=self._rows.num_classes,
@@ -169,13 +191,16 @@ class Guard:
     def refresh(self) -> bool:
         """Read the data file again if it has changed; return whether it had.
 
+        The declared number of rows stays, whatever was added or removed.
+
         Raises:
-            InvalidInputError: The file or its schema has become invalid; the previous
-                rows stay in use.
+            InvalidInputError: The file or its schema has become invalid, or has fewer
+                rows than declared; the previous rows stay in use.
         """
         if stamp_of(self._policy.data.file) == self._rows.stamp:
             return False
         rows = read_rows(self._policy.data)
+        self._declared_rows(rows)
         self._note_data(rows)  # first: rows must be in the ledger before their use
         self._rows = rows
         self._frozen.clear()  # verified against the new rows before their next use
@@ -245,15 +270,27 @@ class Guard:
             raise _Refusal(
                 "bad-model", f"a weight is above the limit {LARGEST_WEIGHT:g}"
             )
+        self._check_overdrafts(joined.key, order.run)
         state = self._drift_state(offer, order.round, theta)
         # Again: the owner may have changed the policy since the run was joined.
-        check_offer(offer, self._policy, self._rows)
+        check_offer(offer, self._policy, self._rows, self._num_samples)
+        # Noise between that of the first and the last round may miss the grid.
+        _check_noise(offer, order.round, self._policy.orders.least_noise_multiplier)
         rows = self._rows_of(offer, joined.fingerprint)
-        charge = _round_charge(offer, self._policy.prices)
+        charge = _round_charge(offer, order.round, self._policy.prices)
         overdrawn = self._ledger.charge(order.run, order.round, charge)
         if overdrawn is not None:
-            raise _Refusal(overdrawn, "this round would overdraw the budget")
+            self._ledger.note_overdraft(order.run, overdrawn)
+            raise _Refusal(overdrawn, _OVERDRAWS)
         return self._compute(offer, order, state, rows)
+
+    def _check_overdrafts(self, key: str, run: bytes) -> None:
+        """Refuse, without a look at the budget, what could reveal more of it."""
+        overdrawn = self._ledger.overdraft(run)
+        if overdrawn is not None:
+            raise _Refusal(overdrawn, _OVERDRAWS)
+        if self._ledger.num_overdrafts(key) >= MOST_OVERDRAFTS:
+            raise _Refusal("policy", _BLOCKED)
 
     def _drift_state(self, offer: RunOffer, round: int, theta: Array) -> DriftState:
         """Return the start and the shift of the steps; uses no row."""
@@ -280,7 +317,7 @@ class Guard:
             loss=loss_of(offer.loss, offer.num_classes, offer.l2),
             tau=offer.tau,
             learning_rate=offer.learning_rate,
-            noise_std=offer.noise_std,
+            noise_std=offer.noise_std_of(order.round),
             batch_size=offer.batch_size,
             shift=state.shift,
         )
@@ -311,13 +348,12 @@ class Guard:
             return
         if offer.device != self._policy.device:
             raise _Refusal("policy", "this offer is for another device")
+        self._check_overdrafts(key, offer.run)
         if self._ledger.num_runs >= MOST_RUNS:
             raise _Refusal(
                 "policy", f"the ledger already has {MOST_RUNS} runs, which is the limit"
             )
-        if offer.num_samples > len(self._rows):
-            self.refresh()
-        check_offer(offer, self._policy, self._rows)
+        check_offer(offer, self._policy, self._rows, self._num_samples)
         fingerprint = self._rows.fingerprint(offer.num_samples)
         joined = JoinedRun(offer=body, key=key, fingerprint=fingerprint)
         self._ledger.join(offer.run, joined)
@@ -333,6 +369,24 @@ class Guard:
             )
             self._frozen = {offer.run: frozen}  # usually one run at a time
         return frozen.rows
+
+    def _declared_rows(self, rows: DeviceRows) -> int:
+        """Return the number of rows that is public: it never follows the file.
+
+        A declaration that did would reveal that a row was added or removed. It is the
+        policy's, or that of the first start, which the ledger has.
+
+        Raises:
+            InvalidInputError: There are fewer rows.
+        """
+        declared = self._policy.public.num_samples or self._ledger.first_rows
+        if declared is not None and declared > len(rows):
+            raise InvalidInputError(
+                f"{str(self._policy.data.file)!r} has {len(rows)} rows, fewer than the "
+                f"{declared} that this device declares: set public.num_samples in its "
+                f"policy to {len(rows)} or less, which publishes it"
+            )
+        return len(rows) if declared is None else declared
 
     def _note_data(self, rows: DeviceRows) -> None:
         """Record in the ledger whether the data set is new, grown or changed."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedbudget.errors import LedgerError
 
-KINDS = ("open", "budget", "data", "run", "charge", "answer")
+KINDS = ("open", "budget", "data", "run", "charge", "answer", "overdraft", "clear")
 START = bytes(32)  # the first entry has no digest before it
 
 _SCHEMA = """

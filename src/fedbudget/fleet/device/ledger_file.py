@@ -128,7 +128,9 @@ class _Memory:
     head: Entry | None = None
     budget: dict[str, Any] | None = None
     data: tuple[int, str] | None = None  # last noted number of rows and fingerprint
+    first_rows: int | None = None  # first noted number of rows
     runs: dict[bytes, JoinedRun] = field(default_factory=dict)
+    overdrafts: dict[bytes, str] = field(default_factory=dict)  # run -> its budget
     last_round: dict[bytes, int] = field(default_factory=dict)
 
 
@@ -167,6 +169,12 @@ class LedgerFile:
         """The last noted number of rows and their fingerprint."""
         with self._open():
             return self._memory.data
+
+    @property
+    def first_rows(self) -> int | None:
+        """The first noted number of rows."""
+        with self._open():
+            return self._memory.first_rows
 
     def run(self, run: bytes) -> JoinedRun | None:
         """Return a joined run; none if the device has not joined it."""
@@ -222,6 +230,33 @@ class LedgerFile:
             # Memory is already charged; if this fails, the file is read again.
             self._write(database, "charge", body, run=run, round=round, counted=True)
         return None
+
+    def note_overdraft(self, run: bytes, budget: str) -> None:
+        """Record that a round of a run would overdraw a budget, before it is refused.
+
+        When this returns, it is on disk. All rounds of a run cost the same, so the run
+        is over until the owner clears it or changes the budget.
+        """
+        with self._open() as database:
+            self._write(database, "overdraft", {"budget": budget}, run=run)
+
+    def overdraft(self, run: bytes) -> str | None:
+        """Return the budget that a run would overdraw, if it was recorded."""
+        with self._open():
+            return self._memory.overdrafts.get(run)
+
+    def num_overdrafts(self, key: str) -> int:
+        """Return how many runs of a coordinator would overdraw a budget."""
+        with self._open():
+            runs = self._memory.runs
+            return sum(runs[run].key == key for run in self._memory.overdrafts)
+
+    def clear_overdrafts(self) -> int:
+        """Forget all overdrafts for their coordinators; return how many there were."""
+        with self._open() as database:
+            count = len(self._memory.overdrafts)
+            self._write(database, "clear", {})
+        return count
 
     def store_answer(self, run: bytes, answer: StoredAnswer) -> None:
         """Store the answer of a round on disk; it replaces the previous one."""
@@ -299,8 +334,14 @@ class LedgerFile:
             )
         if entry.kind == "budget":
             memory.budget = body
+            memory.overdrafts.clear()  # they were of another budget
+        elif entry.kind == "overdraft":
+            memory.overdrafts[entry.run] = body["budget"]
+        elif entry.kind == "clear":
+            memory.overdrafts.clear()
         elif entry.kind == "data":
             memory.data = (body["rows"], body["fingerprint"])
+            memory.first_rows = memory.first_rows or body["rows"]
         elif entry.kind == "run":
             memory.runs[entry.run] = JoinedRun(
                 offer=bytes.fromhex(body["offer"]),

@@ -69,6 +69,11 @@ class _Section:
         value = self.get(key, kinds=(int,), default=default)
         return int(self._checked(whole, key, value, **limits))
 
+    def whole_or_none(self, key: str, **limits: int) -> int | None:
+        """Return a whole number inside limits; None without the key."""
+        value = self.get(key, kinds=(int,), default=None)
+        return None if value is None else self.whole(key, **limits)
+
     def one_of(self, key: str, options: tuple[str, ...], *, default: str) -> str:
         """Return one of these strings."""
         value = self.get(key, kinds=(str,), default=default)
@@ -150,10 +155,11 @@ class PricePolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicPolicy:
-    """The budget for one run that the owner makes public."""
+    """What the owner makes public: the budget for one run, and a number of rows."""
 
     epsilon: float
     cost: float
+    num_samples: int | None  # None: that of the first start
     info: str
 
 
@@ -276,6 +282,7 @@ def _public(section: _Section, budget: BudgetPolicy) -> PublicPolicy:
             "epsilon", above=0, most=budget.epsilon, default=budget.epsilon
         ),
         cost=section.number("cost", above=0, most=budget.cost, default=budget.cost),
+        num_samples=section.whole_or_none("num_samples"),
         info=section.text("info", default=""),
     )
     section.finish()

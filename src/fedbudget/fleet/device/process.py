@@ -85,9 +85,14 @@ class Device:
         ]
 
     def refresh(self) -> list[Outgoing]:
-        """Check the data file, and return a new declaration if it has changed."""
+        """Check the data file, and return the declaration if that has changed.
+
+        A declaration for every change of the file would reveal that rows were added.
+        """
+        before = self._guard.declaration
         try:
-            return self.hello()[:1] if self._guard.refresh() else []
+            self._guard.refresh()
+            return [] if self._guard.declaration == before else self.hello()[:1]
         except (InvalidInputError, LedgerError) as error:
             _log.error("the new data are not used: %s", error)
             return []

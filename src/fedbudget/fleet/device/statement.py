@@ -1,5 +1,6 @@
 """A ledger's statement for its owner: verified, then summed up."""
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from fedbudget.fleet.device.hash_chain import (
     check_chain,
     open_to_read,
 )
-from fedbudget.fleet.device.ledger_file import charge_of
+from fedbudget.fleet.device.ledger_file import LedgerFile, charge_of
+from fedbudget.fleet.device.policy import BudgetPolicy
 from fedbudget.fleet.wire.messages import RunOffer
 from fedbudget.ledger import Ledger
 
@@ -49,6 +51,7 @@ class Statement:
     cost_budget: float
     rows: int | None  # of the data set, at its last read
     data_changes: list[str]  # first, grown, changed
+    overdrafts: dict[str, int]  # runs that would overdraw, by the coordinator's key
     entries: int
     head: str  # digest of the last entry
     runs: list[RunStatement] = field(default_factory=list)
@@ -91,6 +94,7 @@ def read_statement(path: str | Path) -> Statement:
         cost_budget=limits["cost"],
         rows=data[-1]["rows"] if data else None,
         data_changes=[body["continues"] for body in data],
+        overdrafts=_overdrafts(entries),
         entries=len(entries),
         head=entries[-1].digest.hex(),
         runs=_runs(entries),
@@ -114,6 +118,39 @@ def verified(path: Path) -> list[Entry]:
         database.close()
     check_anchor(anchor, entries)
     return entries
+
+
+def _overdrafts(entries: list[Entry]) -> dict[str, int]:
+    """Count each coordinator's overdrafts since they were last cleared."""
+    keys, runs = {}, set()
+    for entry in entries:
+        if entry.kind == "run":
+            keys[entry.run] = entry.body["key"]
+        elif entry.kind == "overdraft":
+            runs.add(entry.run)
+        elif entry.kind in ("clear", "budget"):
+            runs.clear()
+    return dict(Counter(keys[run] for run in runs))
+
+
+def clear_overdrafts(path: str | Path) -> int:
+    """Let blocked coordinators order again; return how many overdrafts were cleared.
+
+    Raises:
+        LedgerError: The ledger does not exist, was tampered with, or is in use.
+    """
+    statement = read_statement(path)
+    limits = BudgetPolicy(
+        epsilon=statement.epsilon_budget,
+        delta=statement.delta,
+        cost=statement.cost_budget,
+        accountant=statement.accountant,
+    )
+    ledger = LedgerFile(Path(path), limits, lineage=statement.lineage)
+    try:
+        return ledger.clear_overdrafts()
+    finally:
+        ledger.close()
 
 
 def _runs(entries: list[Entry]) -> list[RunStatement]:

@@ -220,7 +220,7 @@ class RunOffer(Message):
     sampling: str  # full | fixed
     num_samples: int  # rows of the device that take part
     batch_size: int
-    noise_std: float  # per coordinate of a mean gradient
+    noise_std: float  # per coordinate of a mean gradient, in round 1
     loss: str
     num_classes: int
     l2: float
@@ -228,6 +228,8 @@ class RunOffer(Message):
     precision: Precision  # of the models in messages
     # The server's momentum, if devices apply drift correction; see `device.drift`.
     drift_momentum: float | None = None
+    # The noise of a round over that of the round before; None: constant noise.
+    noise_decay: float | None = None
 
     kind: ClassVar[str] = "offer"
     checks: ClassVar[Mapping[str, Check]] = {
@@ -243,6 +245,7 @@ class RunOffer(Message):
         "l2": number_field(least=0),
         "precision": one_of_field(*PRECISIONS),
         "drift_momentum": optional(number_field(least=0, most=1)),
+        "noise_decay": optional(_field(number, float, above=0, below=1)),
         **_SHAPE,
     }
 
@@ -250,6 +253,10 @@ class RunOffer(Message):
     def num_params(self) -> int:
         """The length of the model."""
         return self.dim * (self.num_classes if self.loss == "softmax" else 1)
+
+    def noise_std_of(self, round: int) -> float:
+        """Return the noise of a round, counted from 1."""
+        return self.noise_std * (self.noise_decay or 1.0) ** (round - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbudget.simulation.kernels.layouts import RUN, aligned_zeros
+from fedbudget.simulation.kernels.layouts import LANE_BLOCK, RUN, aligned_zeros
 from fedbudget.simulation.kernels.random import (
     BATCHES,
     SHUFFLE,
@@ -21,9 +21,9 @@ from fedbudget.simulation.kernels.simd import (
     store,
 )
 
-LOGISTIC, HINGE, HUBER, SOFTMAX = 0, 1, 2, 3
+LOGISTIC, HINGE, HUBER, SOFTMAX, SMOOTH_HINGE = 0, 1, 2, 3, 4
 FULL, FIXED, POISSON, CYCLIC = 0, 1, 2, 3
-LANE_BLOCK = 64  # rows per block in lanes: their scores stay in the L1 cache
+_UP = 1 + 2.0**-23  # covers the rounding to single precision
 
 
 class Work(NamedTuple):
@@ -33,7 +33,7 @@ class Work(NamedTuple):
     """
 
     loss: int
-    threshold: Any  # float32: where Huber's loss becomes linear
+    threshold: Any  # float32: see `runs.loss_constant`
     sampling: int
     tau: int
     dim: int  # columns of a row
@@ -42,13 +42,17 @@ class Work(NamedTuple):
     learning_rate: Any  # float32, shape (L,)
     momentum: Any  # float64, shape (L,): of the server's averaged update
     batch_size: Any  # int64, shape (M, L)
-    noise_std: Any  # float32, shape (M, L)
+    noise_std: Any  # float32, shape (M, L): of the first round of a run
+    noise_decay: Any  # float64, shape (L,): its factor from round to round
     weights: Any  # float64, shape (M, L)
     takes_part: Any  # bool, shape (M,): whether any weight is not zero
     smallest: Any  # int64, shape (M,): the smallest batch of all lanes
     largest: Any  # int64, shape (M,): the largest
     noisy: Any  # bool, shape (M,): whether any noise is not zero
+    upload_noise: Any  # float64, shape (L,): std of the noise in the mean of a round
+    clip: Any  # float64, shape (L,): largest norm of a device's move; infinite: any
     drift_corrected: bool  # see `algorithm.next_shift`
+    noise_falls: bool  # whether any noise_decay is below 1
 
 
 class LaneWork(Work):
@@ -123,6 +127,19 @@ def scratch_of(memory: Any, worker: Any) -> Any:
         memory.sums[worker],
         memory.factors[worker],
     )
+
+
+@compiled_inline
+def noise_of(work: Any, device: Any, lane: Any, round: Any) -> Any:
+    """Return a device's noise in a round of the run, counted from 0.
+
+    Rounded up, as `noise_std` is: never less than accounted for.
+    """
+    first = work.noise_std[device, lane]
+    if not work.noise_falls:
+        return first
+    later = np.float64(first) * work.noise_decay[lane] ** round
+    return np.float32(later * _UP)
 
 
 @compiled_inline

@@ -18,17 +18,24 @@ from numba.extending import overload
 from fedbudget.simulation.kernels.arrays import (
     FULL,
     HINGE,
-    LANE_BLOCK,
     LOGISTIC,
+    SMOOTH_HINGE,
     SOFTMAX,
     add_shift,
     clear,
     draw_batch,
     gather,
+    noise_of,
     shuffle_rows,
     undo_batch,
 )
-from fedbudget.simulation.kernels.layouts import RUN, DenseRows, OneHotRows, SparseRows
+from fedbudget.simulation.kernels.layouts import (
+    LANE_BLOCK,
+    RUN,
+    DenseRows,
+    OneHotRows,
+    SparseRows,
+)
 from fedbudget.simulation.kernels.one_hot import code
 from fedbudget.simulation.kernels.random import NOISE, fill_normals, stream
 from fedbudget.simulation.kernels.simd import (
@@ -44,6 +51,7 @@ from fedbudget.simulation.kernels.simd import (
 )
 
 f32 = np.float32
+u64 = np.uint64
 _LOG2_E = f32(1.4426950408889634)
 # log 2 in two parts: the first has few bits, so that n * _LN2_HIGH is exact.
 _LN2_HIGH = f32(0.693359375)
@@ -169,7 +177,7 @@ def sparse_slopes(
 def row_start(rows: Any, device: Any, order: Any, b: Any, last: Any) -> Any:
     """Return where row b of the batch starts; past the end, the last row."""
     row = rows.offsets[device] + np.int64(order[min(b, last)])
-    return row * rows.width
+    return u64(row * rows.width)  # an unsigned index is not checked for its sign
 
 
 @compiled_inline
@@ -189,10 +197,10 @@ def dense_scores(
             s0 = s1 = s2 = s3 = splat(f32(0.0))
             for i in range(dim):
                 t = load(theta, i * lanes + lane)
-                s0 = multiply_add(splat(x[p0 + i]), t, s0)
-                s1 = multiply_add(splat(x[p1 + i]), t, s1)
-                s2 = multiply_add(splat(x[p2 + i]), t, s2)
-                s3 = multiply_add(splat(x[p3 + i]), t, s3)
+                s0 = multiply_add(splat(x[p0 + u64(i)]), t, s0)
+                s1 = multiply_add(splat(x[p1 + u64(i)]), t, s1)
+                s2 = multiply_add(splat(x[p2 + u64(i)]), t, s2)
+                s3 = multiply_add(splat(x[p3 + u64(i)]), t, s3)
             first = b * lanes + lane
             store(scores, first, s0)
             store(scores, first + lanes, s1)
@@ -221,10 +229,10 @@ def dense_slopes(
             a2, a3 = load(scores, first + 2 * lanes), load(scores, first + 3 * lanes)
             for i in range(dim):
                 left = load(gradient, i * lanes + lane)
-                left = multiply_add(splat(x[p0 + i]), a0, left)
-                left = multiply_add(splat(x[p1 + i]), a1, left)
-                right = multiply(splat(x[p2 + i]), a2)
-                right = multiply_add(splat(x[p3 + i]), a3, right)
+                left = multiply_add(splat(x[p0 + u64(i)]), a0, left)
+                left = multiply_add(splat(x[p1 + u64(i)]), a1, left)
+                right = multiply(splat(x[p2 + u64(i)]), a2)
+                right = multiply_add(splat(x[p3 + u64(i)]), a3, right)
                 store(gradient, i * lanes + lane, add(left, right))
 
 
@@ -282,6 +290,8 @@ def lane_slopes(work: Any, scores: Any, labels: Any, start: Any, count: Any) -> 
             logistic_line(line, y)
         elif work.loss == HINGE:
             hinge_line(line, y)
+        elif work.loss == SMOOTH_HINGE:
+            smooth_hinge_line(line, y, work.threshold)
         else:
             huber_line(line, y, work.threshold)
 
@@ -298,6 +308,14 @@ def hinge_line(line: Any, y: Any) -> None:
     """Replace one row's scores by their slopes."""
     for i in range(len(line)):
         line[i] = -y if y * line[i] < f32(1.0) else f32(0.0)
+
+
+@compiled_inline
+def smooth_hinge_line(line: Any, y: Any, curvature: Any) -> None:
+    """Replace one row's scores by their slopes."""
+    for i in range(len(line)):
+        shortfall = (f32(1.0) - y * line[i]) * curvature
+        line[i] = -y * min(max(shortfall, f32(0.0)), f32(1.0))
 
 
 @compiled_inline
@@ -338,7 +356,9 @@ def mask_slopes(work: Any, device: Any, scores: Any, start: Any, count: Any) -> 
 
 
 @compiled_inline
-def step_factors(device: Any, num_samples: Any, work: Any, factors: Any) -> None:
+def step_factors(
+    device: Any, num_samples: Any, round: Any, work: Any, factors: Any
+) -> None:
     """Write the lanes' factors of theta, gradient and noise: 3 times L values."""
     lanes = len(work.learning_rate)
     for i in range(lanes):
@@ -346,7 +366,7 @@ def step_factors(device: Any, num_samples: Any, work: Any, factors: Any) -> None
         size = num_samples if work.sampling == FULL else work.batch_size[device, i]
         factors[i] = f32(1.0) - eta * work.l2[i]
         factors[lanes + i] = -eta / f32(size)
-        factors[2 * lanes + i] = -eta * work.noise_std[device, i]
+        factors[2 * lanes + i] = -eta * noise_of(work, device, i, round)
 
 
 @compiled_inline
@@ -396,10 +416,10 @@ def lane_steps(
 ) -> None:
     """Take tau steps from scratch.theta in place, the first `noisy` with noise."""
     never_inline()
-    seed, first_step = key
+    seed, first_step, round = key
     lanes = len(work.learning_rate)
     num_samples = rows.offsets[device + 1] - rows.offsets[device]
-    step_factors(device, num_samples, work, scratch.factors)
+    step_factors(device, num_samples, round, work, scratch.factors)
     shuffle_rows(rows, device, seed, work, scratch)
     uneven = work.smallest[device] < work.largest[device]
     for step in range(first_step, first_step + work.tau):

@@ -26,6 +26,7 @@ Single: TypeAlias = NDArray[np.float32]
 Counts: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint32] | NDArray[np.uint64]
 
+LANE_BLOCK = 64  # rows per block in lanes: their scores stay in the L1 cache
 RUN = 16  # rows and tables are laid out in runs of this many floats
 MAX_CODES = 1 << 16
 MAX_PAIR_TABLE = 1024  # a larger table of pairs costs more than it saves
@@ -185,7 +186,8 @@ def pack_one_hot(
 
 
 def _checked_offsets(offsets: Counts, num_rows: int) -> Counts:
-    offsets = np.ascontiguousarray(offsets, dtype=np.int64)
+    # A copy: for read-only arrays, the kernels would be compiled once more.
+    offsets = np.array(offsets, dtype=np.int64)
     if offsets[0] != 0 or offsets[-1] != num_rows or (np.diff(offsets) < 1).any():
         raise InvalidInputError(
             f"offsets must grow from 0 to the {num_rows} rows, with a row per device, "
@@ -235,7 +237,10 @@ def _fixed_columns(x: Rows) -> NDArray[np.integer] | None:
         return None
     if x.shape[1] >= MAX_CODES:
         return None
-    return np.sort(x.indices.reshape(-1, k), axis=1)
+    columns: NDArray[np.integer] = x.indices.reshape(-1, k)
+    if (columns[:, 1:] > columns[:, :-1]).all():
+        return columns  # millions of rows: not sorted again
+    return np.sort(columns, axis=1)
 
 
 def _words(codes: NDArray[np.integer], *, spare: int) -> tuple[Words, int]:

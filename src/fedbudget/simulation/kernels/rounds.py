@@ -1,28 +1,45 @@
-"""Rounds over devices and over runs, compiled and distributed over threads.
+"""Rounds over devices and over runs, compiled and shared by threads.
 
 Models with L lanes are flat arrays: parameter i of lane l is at i * L + l.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 from numba.extending import overload
 
-from fedbudget.simulation.kernels.arrays import Work, scratch_of
+from fedbudget.simulation.kernels.arrays import Work, noise_of, scratch_of
 from fedbudget.simulation.kernels.lanes import lane_steps
 from fedbudget.simulation.kernels.random import MEAN_NOISE, fill_normals, stream
+from fedbudget.simulation.kernels.sharing import change, claim, peek, unfinished
 from fedbudget.simulation.kernels.simd import (
     compiled,
+    compiled_exact,
     compiled_inline,
-    compiled_parallel,
 )
 from fedbudget.simulation.kernels.steps import single_steps
 
 f32 = np.float32
-# Devices are summed in this many blocks, so that the rounding of the mean does not
-# depend on the number of threads.
+# Devices are summed in at most this many blocks, which are the pieces that threads
+# take. The rounding of the mean does not depend on the number of threads.
 BLOCKS = 256
+
+
+class Rounds(NamedTuple):
+    """The arrays of R rounds, which the threads share.
+
+    Entry r belongs to the start of round r, entry r + 1 to its end. An entry is written
+    once (or twice, with the same bytes) and never changed.
+    """
+
+    means: Any  # float64, shape (R + 1, P): weighted means of the devices' models
+    models: Any  # float64, shape (R + 1, P): the server's models
+    velocities: Any  # float64, shape (R + 1, P): the server's momentum
+    shifts: Any  # float32, shape (R + 1, M, P): see `shift_of`; M = 0 without drift
+    partial: Any  # float64, shape (workers, blocks + 2, P): sums of blocks, and spare
+    claims: Any  # int64, shape (R,): counters of the blocks that were claimed
+    done: Any  # int64, shape (R, blocks): the worker of a finished block, from 1
+    rounds_done: Any  # int64, shape (1,)
 
 
 def device_steps(
@@ -47,23 +64,39 @@ def _device_steps(
     return call
 
 
+@compiled_exact
+def shift_of(raw: Any, mean: Any, tau: Any) -> Any:
+    """Return a device's shift; `raw` is the last one minus its reply over tau.
+
+    The mean of the replies is known only after the round: it is added when it is used.
+    """
+    return raw + f32(mean) / f32(tau)
+
+
+@compiled_exact
+def raw_shift(shift: Any, reply: Any, tau: Any) -> Any:
+    """Return the next round's shift of a device, without the mean."""
+    return shift - reply / f32(tau)
+
+
 @compiled
 def add_devices(
     rows: Any,
     start: Any,  # theta at the start of the round, float64
     devices: Any,  # (first, stop)
-    key: Any,  # (seed, first step)
+    key: Any,  # (seed, first step, number of the round in its run, from 0)
     work: Any,
     scratch: Any,
     total: Any,  # float64
-    shifts: Any,  # float32, shape (M, dim * L); empty without drift correction
+    drift: Any,  # (last mean, raw shifts, raw shifts of the next round)
 ) -> None:
     """Write the weighted sum of a range of devices' models, without the last noise.
 
     With drift correction a device's own last noise is also in its next shift: then it
     cannot be drawn once for all devices.
     """
-    theta = scratch.theta
+    theta, shift = scratch.theta, scratch.shift
+    mean, before, after = drift
     noisy = work.tau if work.drift_corrected else work.tau - 1
     for i in range(len(total)):
         total[i] = 0.0
@@ -71,21 +104,44 @@ def add_devices(
         if work.takes_part[m]:
             load_theta(start, theta)
             if work.drift_corrected:
-                load_theta(shifts[m], scratch.shift)
+                for i in range(len(start)):
+                    shift[i] = shift_of(before[m, i], mean[i], work.tau)
             device_steps(rows, m, noisy, key, work, scratch)
+            clip_moves(start, theta, work)
             add_model(m, theta, work, total)
             if work.drift_corrected:
                 for i in range(len(start)):
-                    shifts[m, i] -= theta[i] / f32(work.tau)
+                    after[m, i] = raw_shift(shift[i], theta[i], work.tau)
 
 
 @compiled
-def finish_shifts(mean: Any, work: Any, shifts: Any) -> None:
-    """Add the mean to the shifts; `add_devices` subtracted the devices' own models."""
-    for m in range(len(shifts)):
-        if work.takes_part[m]:
-            for i in range(len(mean)):
-                shifts[m, i] += f32(mean[i]) / f32(work.tau)
+def complete_shifts(raw: Any, means: Any, work: Any, out: Any) -> None:
+    """Write the shifts after every round, shape (R, M, P), from those of `Rounds`."""
+    for r in range(len(out)):
+        for m in range(len(out[r])):
+            for i in range(len(means[r])):
+                out[r, m, i] = raw[r, m, i]
+                if work.takes_part[m]:
+                    out[r, m, i] = shift_of(raw[r, m, i], means[r, i], work.tau)
+
+
+@compiled_inline
+def clip_moves(start: Any, theta: Any, work: Any) -> None:
+    """Scale each plan's move from the start to its largest norm."""
+    lanes, outputs = len(work.learning_rate), work.num_outputs
+    for first in range(0, lanes - outputs + 1, outputs):
+        if work.clip[first] == np.inf:
+            continue
+        square = 0.0
+        for i in range(work.dim):
+            for position in range(i * lanes + first, i * lanes + first + outputs):
+                move = np.float64(theta[position]) - start[position]
+                square += move * move
+        scale = min(1.0, work.clip[first] / np.sqrt(square)) if square > 0.0 else 1.0
+        for i in range(work.dim):
+            for position in range(i * lanes + first, i * lanes + first + outputs):
+                move = np.float64(theta[position]) - start[position]
+                theta[position] = f32(start[position] + scale * move)
 
 
 @compiled_inline
@@ -115,7 +171,7 @@ def load_theta(start: Any, theta: Any) -> None:
 
 @compiled
 def add_mean_noise(mean: Any, key: Any, work: Any, noise: Any) -> None:
-    """Add the noise of the devices' last step to their weighted mean.
+    """Add the noise of the devices' last step, or of their uploads, to the mean.
 
     A weighted sum of independent normals is one normal with variance
     sum p_m^2 sigma_m^2: one draw instead of M, and the same distribution. Only the
@@ -127,110 +183,131 @@ def add_mean_noise(mean: Any, key: Any, work: Any, noise: Any) -> None:
     for lane in range(lanes):
         variance = 0.0
         for m in range(len(work.weights)):
-            spread = work.weights[m, lane] * np.float64(work.noise_std[m, lane])
+            spread = work.weights[m, lane] * np.float64(noise_of(work, m, lane, key[2]))
             variance += spread * spread
         scale = np.float64(work.learning_rate[lane]) * np.sqrt(variance)
+        scale += work.upload_noise[lane]  # one of the two is zero
         for i in range(work.dim):
             normal = np.float64(noise[i * outputs + lane % outputs])
             mean[i * lanes + lane] -= scale * normal
 
 
-@compiled
-def sum_blocks(
-    rows: Any,
-    start: Any,
-    share: Any,  # (this worker, all workers)
-    key: Any,
-    work: Any,
-    memory: Any,
-    partial: Any,
-    shifts: Any,
-) -> None:
-    """Sum a worker's share of the blocks."""
-    scratch = scratch_of(memory, share[0])
-    blocks, num_devices = len(partial), len(work.weights)
-    for block in range(share[0], blocks, share[1]):
-        first = block * num_devices // blocks
-        stop = (block + 1) * num_devices // blocks
-        devices = (first, stop)
-        add_devices(rows, start, devices, key, work, scratch, partial[block], shifts)
+@compiled_inline
+def block_of(block: Any, blocks: Any, num_devices: Any) -> Any:
+    """Return the first device of a block, and the first of the next."""
+    return block * num_devices // blocks, (block + 1) * num_devices // blocks
 
 
 @compiled
-def finish_round(
-    partial: Any, key: Any, work: Any, memory: Any, mean: Any, shifts: Any
+def sum_block(
+    rows: Any, r: Any, block: Any, key: Any, work: Any, memory: Any, run: Any
 ) -> None:
-    """Sum the blocks in their order and add the noise of the last step."""
-    for block in range(len(partial)):
+    """Sum a block of round r into the worker's own memory, and report it."""
+    seed, first_step, first_round, worker = key
+    blocks = len(run.done[r])
+    add_devices(
+        rows,
+        run.models[r],
+        block_of(block, blocks, len(work.weights)),
+        (seed, first_step + r * work.tau, first_round + r),
+        work,
+        scratch_of(memory, worker),
+        run.partial[worker, block],
+        (run.means[r], run.shifts[r], run.shifts[r + 1]),
+    )
+    change(run.done[r], block, 0, worker + 1)
+
+
+@compiled
+def finish_round(r: Any, key: Any, work: Any, memory: Any, run: Any) -> None:
+    """Write the mean and the server's model of a round whose blocks are all done.
+
+    Every worker may try. One that comes too late has read sums of later rounds, and
+    throws its result away.
+    """
+    seed, first_step, first_round, worker = key
+    blocks = len(run.done[r])
+    mean = run.partial[worker, blocks]
+    mean[:] = 0.0
+    for block in range(blocks):
+        part = run.partial[peek(run.done[r], block) - 1, block]
         for i in range(len(mean)):
-            mean[i] += partial[block, i]
-    if work.drift_corrected:
-        finish_shifts(mean, work, shifts)
-    else:
-        add_mean_noise(mean, key, work, memory.noise[0])
+            mean[i] += part[i]
+    if not work.drift_corrected:
+        step = (seed, first_step + r * work.tau, first_round + r)
+        add_mean_noise(mean, step, work, memory.noise[worker])
+    if peek(run.rounds_done, 0) == r:
+        for i in range(len(mean)):
+            run.means[r + 1, i] = mean[i]
+        spare = run.partial[worker, blocks + 1]
+        now = (run.models[r], run.velocities[r])
+        after = (run.models[r + 1], run.velocities[r + 1])
+        serve(mean, work.momentum, spare, now, after)
+        change(run.rounds_done, 0, r, r + 1)
 
 
-@compiled
-def add_momentum(model: Any, now: Any, before: Any, momentum: Any) -> None:
-    """Add heavy-ball momentum to a new model: a multiple of the server's last step."""
+@compiled_exact
+def serve(mean: Any, momentum: Any, spare: Any, now: Any, after: Any) -> None:
+    """Write the server's next model and velocity: `algorithm.Server.update`.
+
+    Two loops: a product and a sum in one are fused, and rounded once instead of twice.
+    Only final values are written, since another thread may read or write the same.
+    """
     lanes = len(momentum)
-    for i in range(len(model)):
-        model[i] += momentum[i % lanes] * (now[i] - before[i])
-
-
-@compiled_parallel
-def rounds_over_devices(
-    rows: Any,
-    models: Any,
-    key: Any,
-    work: Any,
-    memory: Any,
-    partial: Any,
-    shifts: Any,
-) -> None:
-    """Fill models[1:] with the mean after each round; models[0] is the start."""
-    num_workers = len(memory.theta)
-    for r in range(len(models) - 1):
-        round_key = (key[0], key[1] + r * work.tau)
-        for worker in prange(num_workers):
-            share = (worker, num_workers)
-            sum_blocks(rows, models[r], share, round_key, work, memory, partial, shifts)
-        finish_round(partial, round_key, work, memory, models[r + 1], shifts)
-        if r > 0:
-            add_momentum(models[r + 1], models[r], models[r - 1], work.momentum)
+    for i in range(len(mean)):
+        spare[i] = momentum[i % lanes] * now[1][i]
+    for i in range(len(mean)):
+        velocity = spare[i] + (mean[i] - now[0][i])
+        after[0][i] = now[0][i] + velocity
+        after[1][i] = velocity
 
 
 @compiled
-def rounds_single_threaded(
-    rows: Any,
-    models: Any,
-    key: Any,
-    work: Any,
-    memory: Any,
-    partial: Any,
-    shifts: Any,
+def work_on_rounds(
+    rows: Any, key: Any, work: Any, memory: Any, run: Any, patience: Any
 ) -> None:
-    """Do the same on the calling thread; the result is identical to the last bit."""
-    for r in range(len(models) - 1):
-        round_key = (key[0], key[1] + r * work.tau)
-        sum_blocks(rows, models[r], (0, 1), round_key, work, memory, partial, shifts)
-        finish_round(partial, round_key, work, memory, models[r + 1], shifts)
-        if r > 0:
-            add_momentum(models[r + 1], models[r], models[r - 1], work.momentum)
+    """Take blocks until all rounds are done, as one of the workers: see `sharing`.
+
+    The key is (seed, first step, first round, number of this worker). `patience` is how
+    often to look at a block of another worker before doing it again.
+    """
+    worker, num_rounds = key[3], len(run.done)
+    r = peek(run.rounds_done, 0)
+    while r < num_rounds:
+        done = run.done[r]
+        block = claim(run.claims, r)
+        while block < len(done):
+            sum_block(rows, r, block, key, work, memory, run)
+            block = claim(run.claims, r)
+        looks = 0
+        while peek(run.rounds_done, 0) == r:
+            block = unfinished(done, worker)
+            if block < 0:
+                finish_round(r, key, work, memory, run)
+            while block >= 0 and looks < patience and peek(done, block) == 0:
+                looks += 1
+            if block >= 0 and peek(done, block) == 0:
+                sum_block(rows, r, block, key, work, memory, run)
+        r = peek(run.rounds_done, 0)
 
 
 @compiled
 def worker_replies(
-    rows: Any, start: Any, share: Any, key: Any, work: Any, memory: Any, replies: Any
+    rows: Any, start: Any, key: Any, work: Any, memory: Any, replies: Any, claims: Any
 ) -> None:
-    """Write each device's own model with all its noise, for one worker's devices."""
-    scratch = scratch_of(memory, share[0])
-    for m in range(share[0], len(replies), share[1]):
+    """Write devices' own models with all their noise, while there are unclaimed ones.
+
+    The key is (seed, first step, number of the round, number of this worker).
+    """
+    scratch, step = scratch_of(memory, key[3]), (key[0], key[1], key[2])
+    m = claim(claims, 0)
+    while m < len(replies):
         if work.takes_part[m]:
             load_theta(start, scratch.theta)
-            device_steps(rows, m, work.tau, key, work, scratch)
+            device_steps(rows, m, work.tau, step, work, scratch)
             for i in range(len(start)):
                 replies[m, i] = scratch.theta[i]
+        m = claim(claims, 0)
 
 
 def work_of_group(works: Any, group: Any) -> Any:
@@ -255,12 +332,16 @@ def _work_of_group(works: Any, group: Any) -> Any:
             works.momentum[group],
             works.batch_size[group],
             works.noise_std[group],
+            works.noise_decay[group],
             works.weights[group],
             works.takes_part[group],
             works.smallest[group],
             works.largest[group],
             works.noisy[group],
+            works.upload_noise[group],
+            works.clip[group],
             works.drift_corrected,
+            works.noise_falls,
         )
 
     return select
@@ -269,36 +350,55 @@ def _work_of_group(works: Any, group: Any) -> Any:
 @compiled
 def worker_runs(
     rows: Any,
-    models: Any,  # float64, shape (groups, 3, dim * L): the start, three times
-    share: Any,
+    models: Any,  # float64, shape (groups, 3, P): model, velocity, lanes' last models
+    worker: Any,
     keys: Any,  # (seeds, shape (groups,); rounds, shape (groups, L))
     works: Any,  # arrays with a first axis over groups
     memory: Any,
-    finals: Any,  # float64, shape (groups, dim * L)
-    shifts: Any,  # float32, shape (workers, M, dim * L); empty without correction
+    own: Any,  # (float64, shape (workers, 3, P); float32 shifts, (workers, M, P))
+    claims: Any,
 ) -> None:
-    """Run one worker's share of the groups, one after the other."""
+    """Run groups from the first round to the last, while there are unclaimed ones."""
     seeds, num_rounds = keys
-    scratch = scratch_of(memory, share[0])
-    for group in range(share[0], len(seeds), share[1]):
+    sums, shifts = own[0][worker], own[1][worker]
+    scratch = scratch_of(memory, worker)
+    group = claim(claims, 0)
+    while group < len(seeds):
         work = work_of_group(works, group)
         lanes = len(work.learning_rate)
-        own_shifts = shifts[share[0]]
-        own_shifts[:] = f32(0.0)
+        shifts[:] = f32(0.0)
+        sums[:] = 0.0
+        now = (models[group, 0], models[group, 1])
         longest = 0
         for lane in range(lanes):
             longest = max(longest, num_rounds[group, lane])
         for r in range(longest):
-            key = (seeds[group], r * work.tau)
-            start, mean = models[group, r % 3], models[group, (r + 1) % 3]
-            all_devices = (0, len(work.weights))
-            add_devices(rows, start, all_devices, key, work, scratch, mean, own_shifts)
-            if work.drift_corrected:
-                finish_shifts(mean, work, own_shifts)
-            else:
-                add_mean_noise(mean, key, work, scratch.noise)
-            add_momentum(mean, start, models[group, (r + 2) % 3], work.momentum)
+            key = (seeds[group], r * work.tau, r)
+            next_mean(rows, now[0], key, work, scratch, sums, shifts)
+            serve(sums[0], work.momentum, sums[1], now, now)
             for lane in range(lanes):
                 if num_rounds[group, lane] == r + 1:
-                    for i in range(lane, len(mean), lanes):
-                        finals[group, i] = mean[i]
+                    for i in range(lane, len(now[0]), lanes):
+                        models[group, 2, i] = now[0][i]
+        group = claim(claims, 0)
+
+
+@compiled
+def next_mean(
+    rows: Any, theta: Any, key: Any, work: Any, scratch: Any, sums: Any, shifts: Any
+) -> None:
+    """Replace sums[0] by the mean of the next round, in the blocks of `sum_block`."""
+    mean, part, total = sums[0], sums[1], sums[2]
+    num_devices = len(work.weights)
+    blocks = min(BLOCKS, num_devices)
+    total[:] = 0.0
+    for block in range(blocks):
+        devices = block_of(block, blocks, num_devices)
+        drift = (mean, shifts, shifts)
+        add_devices(rows, theta, devices, key, work, scratch, part, drift)
+        for i in range(len(total)):
+            total[i] += part[i]
+    for i in range(len(total)):
+        mean[i] = total[i]
+    if not work.drift_corrected:
+        add_mean_noise(mean, key, work, scratch.noise)

@@ -11,7 +11,6 @@ So a formula is ordinary Python, always has this width, and needs no call into t
 library. The tests bound the error of each function by a few units in the last place.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -24,13 +23,6 @@ from numba.extending import intrinsic, models, register_model
 from fedbudget.errors import needed
 from fedbudget.simulation.kernels.layouts import RUN
 
-# At the end of a round, threads spin for a short time and then sleep. Sleeping at once
-# is a third slower on an idle machine. On a busy one, endless spinning occupies the
-# core that a late thread needs: rounds took up to 100 times as long. The variable is
-# read when the thread pool starts; a setting of the user has priority.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
 with needed("the fast simulator", "numba"):
     from numba import njit
 
@@ -42,16 +34,6 @@ _FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
 # No reference counting: the kernels allocate nothing, their Python callers hold every
 # array, and counting took a third of the time.
 _LEAN = {"_nrt": False}
-_ONLY_PRANGE = {
-    "prange": True,
-    "comprehension": False,
-    "reduction": False,
-    "inplace_binop": False,
-    "setitem": False,
-    "numpy": False,
-    "stencil": False,
-    "fusion": False,
-}
 
 
 def compiled(function: F) -> F:
@@ -72,22 +54,19 @@ def compiled_inline(function: F) -> F:
     return cast(F, njit(cache=True, nogil=True, **options)(function))
 
 
-def compiled_parallel(function: F) -> F:
-    """Compile with `prange` loops distributed over threads.
+def compiled_exact(function: F) -> F:
+    """Compile into every caller without reordering, for the bits of NumPy.
 
-    Only `prange` is made parallel: the search for other loops takes seconds.
+    A product and a sum in one loop may still be fused.
     """
-    options: dict[str, Any] = {
-        "fastmath": _FASTMATH,
-        "error_model": "numpy",
-        "parallel": _ONLY_PRANGE,
-    }
-    return cast(F, njit(cache=True, **options)(function))
+    options: dict[str, Any] = {"error_model": "numpy", "forceinline": True, **_LEAN}
+    return cast(F, njit(cache=True, nogil=True, **options)(function))
 
 
 _FLOATS = ir.VectorType(ir.FloatType(), RUN)
 _INTS = ir.VectorType(ir.IntType(32), RUN)
 _WORDS = ir.VectorType(ir.IntType(64), RUN)
+_DOUBLES = ir.VectorType(ir.DoubleType(), RUN)
 _FLAGS = ("contract", "reassoc", "nsz")
 _HALF_SQRT_BITS = 0x3F3504F3  # sqrt(1/2), as the bits of a float
 _LN2 = 0.6931471805599453
@@ -310,9 +289,44 @@ def hinge_slope(y: Lanes, score: Lanes) -> Lanes:
     return (y * score).below(1.0).select(y * -1.0, 0.0)
 
 
+def smooth_hinge_slope(y: Lanes, score: Lanes, curvature: Lanes) -> Lanes:
+    """Return the slope of hinge with its kink rounded over a width of 1 / curvature."""
+    shortfall = (y * score * -1.0 + 1.0) * curvature
+    return y * -1.0 * shortfall.clipped(0.0, 1.0)
+
+
 def huber_slope(y: Lanes, score: Lanes, threshold: Lanes) -> Lanes:
     """Return the slope of Huber's loss: the difference, clipped to the threshold."""
     return (score - y).clipped(threshold * -1.0, threshold)
+
+
+def logistic_loss(y: Lanes, score: Lanes) -> Lanes:
+    """Return log(1 + e^(-y s)): for a positive margin, log(1 + e^-margin)."""
+    margin = y * score
+    size = margin.below(0.0).select(margin, margin * -1.0)  # -|margin|
+    return margin.clipped(-3e38, 0.0) * -1.0 + logarithm(exponential(size) + 1.0)
+
+
+def hinge_loss(y: Lanes, score: Lanes) -> Lanes:
+    """Return max(0, 1 - y s)."""
+    return (y * score * -1.0 + 1.0).clipped(0.0, 3e38)
+
+
+def smooth_hinge_loss(y: Lanes, score: Lanes, curvature: Lanes) -> Lanes:
+    """Return the hinge loss with its kink rounded over a width of 1 / curvature."""
+    shortfall = (y * score * -1.0 + 1.0).clipped(0.0, 3e38)
+    share = (shortfall * curvature).clipped(0.0, 1.0)  # of the width
+    # With s the shortfall and w the width: s^2 / 2w inside, s - w/2 beyond.
+    beyond = shortfall - reciprocal(curvature) * 0.5
+    return share.below(1.0).select(share * shortfall * 0.5, beyond)
+
+
+def huber_loss(y: Lanes, score: Lanes, threshold: Lanes) -> Lanes:
+    """Return r^2/2 up to |r| = threshold, then linear."""
+    difference = score - y
+    size = difference.below(0.0).select(difference * -1.0, difference)
+    inside = size.below(threshold).select(size, threshold)
+    return inside * (size - inside * 0.5)
 
 
 class _RunType(types.Type):
@@ -336,11 +350,13 @@ def _vector_code(generator: Callable[..., Any]) -> Any:
     return intrinsic(generator)
 
 
-def _address(context: Any, builder: Any, array: Any, index: Any) -> Any:
+def _address(
+    context: Any, builder: Any, array: Any, index: Any, run: Any = _FLOATS
+) -> Any:
     """Return the address of a run; array and index are pairs (type, value)."""
     data = context.make_array(array[0])(context, builder, array[1]).data
     offset = context.cast(builder, index[1], index[0], types.intp)
-    return builder.bitcast(builder.gep(data, [offset]), _FLOATS.as_pointer())
+    return builder.bitcast(builder.gep(data, [offset]), run.as_pointer())
 
 
 @_vector_code
@@ -420,9 +436,39 @@ def hinge_slopes(typing: Any, y: Any, scores: Any) -> Any:
 
 
 @_vector_code
+def smooth_hinge_slopes(typing: Any, y: Any, scores: Any, curvature: Any) -> Any:
+    """Return d loss / d score of 16 rows."""
+    return _formula(smooth_hinge_slope, 3)
+
+
+@_vector_code
 def huber_slopes(typing: Any, y: Any, scores: Any, threshold: Any) -> Any:
     """Return d loss / d score of 16 rows."""
     return _formula(huber_slope, 3)
+
+
+@_vector_code
+def logistic_losses(typing: Any, y: Any, scores: Any) -> Any:
+    """Return the losses of 16 scores."""
+    return _formula(logistic_loss, 2)
+
+
+@_vector_code
+def hinge_losses(typing: Any, y: Any, scores: Any) -> Any:
+    """Return the losses of 16 scores."""
+    return _formula(hinge_loss, 2)
+
+
+@_vector_code
+def smooth_hinge_losses(typing: Any, y: Any, scores: Any, curvature: Any) -> Any:
+    """Return the losses of 16 scores."""
+    return _formula(smooth_hinge_loss, 3)
+
+
+@_vector_code
+def huber_losses(typing: Any, y: Any, scores: Any, threshold: Any) -> Any:
+    """Return the losses of 16 scores."""
+    return _formula(huber_loss, 3)
 
 
 @_vector_code
@@ -455,6 +501,33 @@ def total(typing: Any, run: Any) -> Any:
         return builder.call(reduce, [zero, args[0]], fastmath=("reassoc",))
 
     return types.float32(_run), generate
+
+
+@_vector_code
+def add_multiples(
+    typing: Any, out: Any, position: Any, x: Any, starts: Any, factors: Any
+) -> Any:
+    """out[position:position+16] += the sum of factor * x[start:start+16], in float64.
+
+    `starts` and `factors` are tuples of the same length; `x` is of float32.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        typed = list(zip(signature.args, args, strict=True))
+        address = _address(context, builder, typed[0], typed[1], _DOUBLES)
+        zero, none = ir.Constant(ir.IntType(32), 0), ir.Constant(_DOUBLES, ir.Undefined)
+        total = builder.load(address, align=8)
+        for k in range(signature.args[3].count):
+            start = types.int64, builder.extract_value(args[3], k)
+            row = builder.load(_address(context, builder, typed[2], start), align=4)
+            one = builder.insert_element(none, builder.extract_value(args[4], k), zero)
+            factor = builder.shuffle_vector(one, one, ir.Constant(_INTS, None))
+            product = builder.fmul(builder.fpext(row, _DOUBLES), factor, flags=_FLAGS)
+            total = builder.fadd(total, product, flags=_FLAGS)
+        builder.store(total, address, align=8)
+        return context.get_dummy_value()
+
+    return types.void(out, position, x, starts, factors), generate
 
 
 @_vector_code

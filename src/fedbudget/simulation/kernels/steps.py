@@ -8,10 +8,12 @@ from numba.extending import overload
 from fedbudget.simulation.kernels.arrays import (
     HINGE,
     LOGISTIC,
+    SMOOTH_HINGE,
     add_shift,
     clear,
     draw_batch,
     gather,
+    noise_of,
     shuffle_rows,
     undo_batch,
 )
@@ -40,6 +42,7 @@ from fedbudget.simulation.kernels.simd import (
     multiply_add,
     never_inline,
     prefetch,
+    smooth_hinge_slopes,
     splat,
     store,
     total,
@@ -65,6 +68,11 @@ def slopes(
     elif loss == HINGE:
         for i in range(start, stop, RUN):
             store(scores, i, hinge_slopes(load(y, i), load(scores, i)))
+    elif loss == SMOOTH_HINGE:
+        curvature = splat(threshold)
+        for i in range(start, stop, RUN):
+            slope = smooth_hinge_slopes(load(y, i), load(scores, i), curvature)
+            store(scores, i, slope)
     else:
         limit = splat(threshold)
         for i in range(start, stop, RUN):
@@ -226,7 +234,7 @@ def draw_noise(device: Any, step: Any, last: Any, key: Any, work: Any, out: Any)
     if step < last and work.noisy[device]:
         state, gamma = stream(key[0], device, step, NOISE)
         fill_normals(out, work.dim, state, gamma)
-        return work.noise_std[device, 0]
+        return noise_of(work, device, 0, key[2])
     return f32(0.0)
 
 

@@ -1,0 +1,292 @@
+"""What the default plan loses to the best one known: `python benchmarks/regret.py`.
+
+Prints four Markdown tables. No constant of the planner is read from them.
+
+    regrets      of the tables in --cases FOLDER, 24 budgets each: without a public
+                 sample, with 50 and with 200 public rows
+    paper        of the paper's four cases, against points of a grid that were selected
+                 on validation rows: benchmarks/paper_points.json (--search finds them
+                 again, in about 10 minutes)
+    forecasts    predicted and measured excess loss, and how often the range holds it
+    advice       how often "a constant is as good" and "alone is as good" are wrong,
+                 and how often that advice is missing
+
+Regret is the best score known less that of the plan: points of test accuracy as means
+over the devices' own rows; for regression, points of explained loss. `--only NAME`
+prints one table; `--splits N` splits per case, each with its own noise.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import cases as tables_of
+import numpy as np
+from cases import Case, read_cases
+from searching import COSTS, EPSILONS, Search
+from tables import add_option, header, row, show, standard_error
+
+import fedbudget as fb
+from fedbudget.paper.cases import CASES, DELTA, PRICES, Case as PaperCase, Maker, Point
+from fedbudget.reporting.baselines import Baseline, centralised, constant, local_only
+
+POINTS = Path(__file__).parent / "paper_points.json"
+SAMPLES = (0, 50, 200)  # public rows
+SPLITS, PAPER_SPLITS, ADVICE_SPLITS = 6, 6, 2
+CLEAR = 1.0  # points by which one answer is better than another
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One case with one number of public rows; arrays over budgets."""
+
+    case: Case
+    points: np.ndarray  # shape (splits, budgets)
+    loss: np.ndarray  # training loss, shape (splits, budgets)
+    plans: list[fb.Plan]  # of the last split
+
+    @property
+    def regret(self) -> np.ndarray:
+        """The best score known less ours; shape (budgets,)."""
+        best = np.array([known.points for known in self.case.best])
+        return np.asarray(best - self.points.mean(0))
+
+
+def planned(problem: fb.Problem, case: Case) -> list[fb.Plan]:
+    """Return the default plan of every budget."""
+    return [fb.plan(problem, known.budget, known.prices) for known in case.best]
+
+
+def measure(case: Case, public: int, splits: int) -> Measured:
+    """Plan and run every budget on some splits."""
+    points, losses, plans, sizes = [], [], [], None
+    for split in range(splits):
+        data = case.load(split)
+        problem = data.problem(loss=case.loss)
+        if public:
+            problem = problem.with_public_sample(*case.sample(public, split))
+        if public or sizes is None or not np.array_equal(sizes, data.num_samples):
+            plans, sizes = planned(problem, case), data.num_samples
+        scores, loss = case.scores(data, plans, [split])
+        points.append(scores)
+        losses.append(loss)
+    return Measured(
+        case=case, points=np.array(points), loss=np.array(losses), plans=plans
+    )
+
+
+def regrets(cases: Sequence[Case], splits: int) -> Iterator[str]:
+    """Yield a line per table, and the means over the tables."""
+    columns = [f"{count} public rows" if count else "no sample" for count in SAMPLES]
+    yield from header(["table", "loss", "rows", *columns, "worst budget, no sample"])
+    means: dict[bool, list[list[float]]] = {False: [], True: []}
+    for case in cases:
+        results = [measure(case, count, splits) for count in SAMPLES]
+        cells = [
+            f"{r.regret.mean():.2f} (at most {r.regret.max():.1f})" for r in results
+        ]
+        worst = case.best[int(np.argmax(results[0].regret))]
+        budget, prices = worst.budget, worst.prices
+        where = (
+            f"epsilon {budget.epsilon:g}, cost {budget.cost:g}, "
+            f"{prices.communication:g} per round"
+        )
+        yield row([case.name, case.loss, case.rows, *cells, where])
+        means[case.is_regression].append([r.regret.mean() for r in results])
+    for regression, name in ((False, "classification"), (True, "regression")):
+        if means[regression]:
+            values = np.array(means[regression])
+            error = standard_error(values) if len(values) > 1 else np.zeros(3)
+            cells = [
+                f"{mean:.2f} +- {spread:.2f}"
+                for mean, spread in zip(values.mean(0), error, strict=True)
+            ]
+            yield row([f"mean, {name}", "", "", *cells, ""])
+
+
+def paper(splits: int, names: Sequence[str]) -> Iterator[str]:
+    """Yield a line per case of the paper."""
+    stored = json.loads(POINTS.read_text())
+    yield from header(["case", "best of the grid", "default plan", "regret", "worst"])
+    everything = []
+    for case in (case for case in CASES if case.name in names):
+        points = [Point(**point) for point in stored[case.name]]
+        budgets = [(e, c) for e in EPSILONS for c in COSTS]
+        best, own = [], []
+        for split in range(splits):
+            data = case.load(repeat=split)
+            problem = data.problem(loss=case.loss)
+            maker = Maker(problem, "gdp")
+            plans = [maker.plan(point) for point in points]
+            plans += [
+                fb.plan(problem, fb.Budget(epsilon=e, delta=DELTA, cost=c), PRICES)
+                for e, c in budgets
+            ]
+            accuracy = fb.sweep(data, plans, seeds=[split, 100 + split]).measured
+            scores = 100 * accuracy["test_accuracy"].mean(1)
+            best.append(scores[: len(points)])
+            own.append(scores[len(points) :])
+        regret = np.array(best) - np.array(own)
+        everything.append(regret.mean(1))
+        yield row(
+            [
+                case.name,
+                f"{np.mean(best):.2f}",
+                f"{np.mean(own):.2f}",
+                f"{regret.mean():.2f} +- {standard_error(regret.mean(1)):.2f}",
+                f"{regret.mean(0).max():.2f}",
+            ]
+        )
+    mean = np.mean(everything, axis=0)
+    yield row(["mean", "", "", f"{mean.mean():.2f} +- {standard_error(mean):.2f}", ""])
+
+
+def search(splits: int = PAPER_SPLITS) -> None:
+    """Find the best points of the grid for the paper's cases, and store them."""
+    stored = {}
+    for case in CASES:
+        source = _Loader(name=case.name, loss=case.loss, case=case)
+        stored[case.name] = [
+            asdict(Search(source, epsilon, cost, splits).best())
+            for epsilon in EPSILONS
+            for cost in COSTS
+        ]
+        POINTS.write_text(json.dumps(stored, indent=1) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loader:
+    """A case of the paper, as `Search` loads it."""
+
+    name: str
+    loss: str
+    case: PaperCase
+
+    def load(self, split: int) -> fb.Dataset:
+        """Return the rows of one split."""
+        return self.case.load(repeat=split)
+
+
+def forecasts(cases: Sequence[Case], splits: int) -> Iterator[str]:
+    """Yield a line per table: measured excess loss over the predicted one."""
+    quantiles = ("least", "10%", "median", "90%", "most")
+    yield from header(["table", *quantiles, "within the range"])
+    ratios, inside = [], []
+    for case in cases:
+        result = measure(case, 0, splits)
+        least = [_least_loss(case, split) for split in range(splits)]
+        excess = np.maximum(result.loss.mean(0) - np.mean(least), 1e-6)
+        ratio = excess / [plan.predicted_loss for plan in result.plans]
+        low, high = np.array([plan.predicted_range for plan in result.plans]).T
+        within = (low <= excess) & (excess <= high)
+        ratios.append(ratio)
+        inside.append(within)
+        yield _forecast(case.name, ratio, within)
+    yield _forecast("all", np.concatenate(ratios), np.concatenate(inside))
+
+
+def _least_loss(case: Case, split: int) -> float:
+    """Return the training loss of one model without privacy, over the devices."""
+    data = case.load(split)
+    best = centralised(data, loss=case.loss, target="uniform")
+    model = data.problem(loss=case.loss).model
+    losses = model.losses(model.scores(best.theta, data.train.x), data.train.y)
+    sums = np.add.reduceat(losses, data.train.offsets[:-1])
+    return float(np.mean(sums / data.train.sizes))
+
+
+def _forecast(name: str, ratio: np.ndarray, within: np.ndarray) -> str:
+    cells = [f"{q:.2g}" for q in np.quantile(ratio, (0, 0.1, 0.5, 0.9, 1))]
+    return row([name, *cells, f"{within.mean():.0%}"])
+
+
+def advice(cases: Sequence[Case], splits: int) -> Iterator[str]:
+    """Yield a line per table: how often each advice is given, wrong and missing."""
+    yield from header(
+        [
+            "table",
+            "constant: said",
+            "wrong",
+            "missing",
+            "alone: said",
+            "wrong",
+            "missing",
+            "missing by 2 points",
+        ]
+    )
+    total = np.zeros(7, dtype=int)
+    for case in cases:
+        counts = np.sum([_advice(case, split) for split in range(splits)], axis=0)
+        total += counts
+        yield row([case.name, *counts])
+    yield row(["all", *total])
+    yield ""
+    yield (
+        f"Of {splits * sum(len(case.best) for case in cases)} plans. Wrong: the plan "
+        f"is better by more than {CLEAR:g} point. Missing: it is worse by more."
+    )
+
+
+def _advice(case: Case, split: int) -> np.ndarray:
+    """Return the counts of one split."""
+    data = case.load(split)
+    plans = planned(data.problem(loss=case.loss), case)
+    own, _ = case.scores(data, plans, [split, 100 + split])
+    guess, alone = (_points(case, data, maker) for maker in (constant, local_only))
+    says_constant = np.array(["a constant guess" in plan.advice for plan in plans])
+    says_alone = np.array(["local-only" in plan.advice for plan in plans])
+    spoken = says_constant | says_alone
+    return np.array(
+        [
+            says_constant.sum(),
+            (says_constant & (own > guess + CLEAR)).sum(),
+            (~spoken & (guess > own + CLEAR)).sum(),
+            says_alone.sum(),
+            (says_alone & (own > alone + CLEAR)).sum(),
+            (~spoken & (alone > own + CLEAR)).sum(),
+            (~spoken & (alone > own + 2)).sum(),
+        ]
+    )
+
+
+def _points(case: Case, data: fb.Dataset, maker: Callable[..., Baseline]) -> float:
+    """Return the points of a baseline."""
+    measured = maker(data, loss=case.loss).measured
+    if not case.is_regression:
+        return 100 * measured["test_accuracy"]
+    guess = constant(data, loss=case.loss).measured["test_loss"]
+    return 100 * (1 - measured["test_loss"] / guess)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    tables_of.add_option(parser)
+    parser.add_argument("--only", choices=["regrets", "paper", "forecasts", "advice"])
+    parser.add_argument("--table", action="append", help="only this table or case")
+    parser.add_argument("--splits", type=int, help=f"{SPLITS}; fewer for some tables")
+    parser.add_argument("--search", action="store_true", help="find the points again")
+    add_option(parser)
+    options = parser.parse_args()
+    if options.search:
+        search()
+    cases = [] if options.only == "paper" else read_cases(options.cases)
+    cases = [c for c in cases if c.name in (options.table or [c.name])]
+    makers: dict[str, Callable[[], Iterator[str]]] = {
+        "regrets": lambda: regrets(cases, options.splits or SPLITS),
+        "paper": lambda: paper(
+            options.splits or PAPER_SPLITS,
+            options.table or [case.name for case in CASES],
+        ),
+        "forecasts": lambda: forecasts(cases, options.splits or ADVICE_SPLITS),
+        "advice": lambda: advice(cases, options.splits or ADVICE_SPLITS),
+    }
+    for name, make in makers.items():
+        if options.only in (None, name):
+            show(name, make(), options.tables)
+
+
+if __name__ == "__main__":
+    main()

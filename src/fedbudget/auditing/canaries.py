@@ -1,0 +1,145 @@
+"""Crafted tables that differ in one row.
+
+A coordinator chooses the model, so the model is crafted too. One of its weights is huge
+(2^60, on the second column). A row with any positive entry there has a huge score, and
+thus a gradient of full length G, whatever noise the other weights carry: full length in
+every step of a run. The two canary rows, (a, b) and (-a, b) with b = 2^-23, then have
+gradients G a and -G a on the first column, with a = 1 - 2^-23: opposite, and of full
+length except for one part in eight million.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbudget.checks import Array
+from fedbudget.losses import Labels, Loss
+
+LEAST = 2.0**-23  # the smallest entry of a row that a device can represent
+HUGE = 2.0**60  # a weight; exact in float32, and below the limit of a model
+_FEWEST_COLUMNS = 2
+_SEED = 13  # of the ordinary rows of a table: they are public
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Table:
+    """Rows in the unit ball, and their labels."""
+
+    x: Array  # shape (n, dim)
+    y: Labels  # shape (n,)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pair:
+    """Two tables that differ in one row, and the model at which they are compared."""
+
+    name: str
+    first: Table
+    second: Table
+    theta: Array
+
+    @property
+    def tables(self) -> tuple[Table, Table]:
+        """Both tables."""
+        return self.first, self.second
+
+
+def opposite_pair(loss: Loss, *, rows: int, dim: int) -> Pair:
+    """Return a pair whose canaries have opposite gradients of full length."""
+    width = max(dim, _FEWEST_COLUMNS)
+    others = _ordinary_rows(rows - 1, width)
+    return _pair("opposite gradients of full length", loss, others, at=rows // 2)
+
+
+def crafted_pairs(loss: Loss, *, dim: int) -> Iterator[Pair]:
+    """Yield pairs that would break sums with rounding errors, or bounds on gradients.
+
+    Among them is the straddle of a power of two: the partial sum of the first rows is
+    just above 2^p with one canary, and just below with the other. In float32, each of
+    the many small rows that follow is absorbed above, but subtracted below.
+    """
+    width = max(dim, _FEWEST_COLUMNS)
+    yield opposite_pair(loss, rows=1, dim=width)
+    yield opposite_pair(loss, rows=700, dim=width)
+    for power in (9, 12, 15):
+        yield _straddle(loss, power, width)
+    for size in (1e-300, 1e-6, 1.0, 1e3, 1e29):
+        yield from _rounding_edges(loss, width, size)
+
+
+def _straddle(loss: Loss, power: int, width: int) -> Pair:
+    """Return a pair whose float32 partial sums straddle 2^power."""
+    before = _full_rows(2 ** (power + 1), width, entry=0.5)
+    after = _full_rows(40_000, width, entry=-(2.0 ** (power - 24)))
+    others = np.concatenate([before, after])
+    return _pair(f"straddle of 2^{power}", loss, others, at=len(before))
+
+
+def _full_rows(count: int, width: int, *, entry: float) -> Array:
+    """Return equal rows whose gradients are the rows: their scores are huge."""
+    x = np.zeros((count, width))
+    x[:, 0], x[:, 1] = entry, 2.0**-4
+    return x
+
+
+def _pair(name: str, loss: Loss, others: Array, *, at: int) -> Pair:
+    """Return the pair of canaries at a position between other rows."""
+    tables = []
+    for sign in (1, -1):
+        canary = np.zeros((1, others.shape[1]))
+        canary[0, :2] = sign * (1 - LEAST), LEAST
+        x = np.concatenate([others[:at], canary, others[at:]])
+        tables.append(Table(x=x, y=_labels(loss, len(x))))
+    theta = np.zeros(loss.num_params(others.shape[1]))
+    # Of softmax, the weight of class 1: every row has label 0.
+    theta[1 if loss.num_outputs == 1 else others.shape[1] + 1] = HUGE
+    return Pair(name=name, first=tables[0], second=tables[1], theta=theta)
+
+
+def _labels(loss: Loss, count: int) -> Labels:
+    """Return labels for which a large score is wrong: the slope is full."""
+    return np.zeros(count, dtype=np.float64 if loss.name == "huber" else np.int64)
+
+
+def _ordinary_rows(count: int, width: int) -> Array:
+    """Return rows in the unit ball whose second entry is never near zero."""
+    x = np.random.default_rng(_SEED).uniform(-1, 1, (count, width))
+    x[:, 1] = np.where(x[:, 1] < 0, -0.5, 0.5)
+    return np.asarray(x / np.sqrt(width))
+
+
+def _rounding_edges(loss: Loss, width: int, size: float) -> Iterator[Pair]:
+    """Yield pairs of rows that rounding could lengthen, at models of one size.
+
+    Entries lie halfway between two numbers that a device can represent, or the row is
+    as long as is accepted.
+    """
+    rng = np.random.default_rng([_SEED, abs(int(np.log2(size)))])
+    for edge in ("halfway entries", "longest rows"):
+        x = rng.normal(size=(64, width))
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        if edge == "halfway entries":
+            x = (np.floor(0.999 * x / LEAST) + 0.5) * LEAST
+        else:
+            x *= 1 + 2.0**-24
+        theta = rng.normal(size=loss.num_params(width)) * size
+        changed = x.copy()
+        changed[20] = -x[20]
+        yield Pair(
+            name=f"{edge}, weights of size {size:g}",
+            first=Table(x=x, y=_any_labels(loss, len(x), 0)),
+            second=Table(x=changed, y=_any_labels(loss, len(x), 1)),
+            theta=theta,
+        )
+
+
+def _any_labels(loss: Loss, count: int, of_canary: int) -> Labels:
+    """Return labels that change along the table; the canary's is given."""
+    classes = max(2, loss.num_outputs)
+    y = np.arange(count) % classes
+    y[20] = of_canary
+    return y * 2.0 - 1 if loss.name == "huber" else y

@@ -1,0 +1,149 @@
+"""The claims of a plan: noisy steps, and the epsilon that they are said to spend."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedbudget.checks import Array
+from fedbudget.errors import InvalidInputError
+from fedbudget.losses import Loss, loss_named
+from fedbudget.planning import Plan
+from fedbudget.planning.plans import NOT_PRIVATE
+from fedbudget.privacy import NoisyGradients, accountant_named
+from fedbudget.text import counted
+
+MOST_CLAIMS = 3  # audited of one plan; more would leave each too few trials
+_DIGITS = 9  # devices whose noise multipliers agree in these make the same claim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The noisy steps on one row, and the epsilon that they are said to spend."""
+
+    name: str  # whose claim it is
+    loss: str
+    num_classes: int  # as in a plan: 1 unless the loss is softmax
+    dim: int  # columns of a row
+    num_samples: int  # rows of the device
+    batch_size: int  # X
+    noise_std: float  # sigma, per coordinate of a mean gradient
+    steps: int  # K: those that use a row
+    epsilon: float  # claimed for these steps
+    delta: float
+
+    @property
+    def model(self) -> Loss:
+        """The loss, without its L2 term, which no row changes."""
+        classes = self.num_classes if self.loss == "softmax" else None
+        return loss_named(self.loss, num_classes=classes)
+
+    @property
+    def num_params(self) -> int:
+        """The length of the model."""
+        return self.model.num_params(self.dim)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise over one sample's share G / X of a mean gradient."""
+        return self.noise_std * self.batch_size / self.model.lipschitz
+
+    def with_noise(self, factor: float) -> "Claim":
+        """Return the same claim with `factor` times the noise: a control."""
+        return replace(self, noise_std=self.noise_std * factor)
+
+    def with_table(self, *, rows: int, dim: int) -> "Claim":
+        """Return the claim at the same noise multiplier for a table of this shape."""
+        noise_std = self.noise_multiplier * self.model.lipschitz / rows
+        return replace(
+            self, num_samples=rows, batch_size=rows, dim=dim, noise_std=noise_std
+        )
+
+
+def claims_of(plan: Plan) -> tuple[list[Claim], tuple[str, ...]]:
+    """Return the worst claims of a plan, and notes on what was left out.
+
+    Devices with the same noise multiplier, steps, delta and epsilon make one claim: the
+    trials of one are the trials of all. The claim is for the steps of the run alone,
+    without measurements before it (`prior_mu`), which the audit does not repeat. Noise
+    that falls from round to round is audited as the constant noise of equal cost.
+
+    Raises:
+        InvalidInputError: The plan claims nothing, its batches are Poisson-sampled, or
+            its noise is not per step.
+    """
+    if plan.accountant == NOT_PRIVATE:
+        raise InvalidInputError(
+            "this plan has no noise, so it claims no epsilon: there is nothing to audit"
+        )
+    if plan.trust != "uploads" or plan.unit != "sample":
+        raise InvalidInputError(
+            f"the plan has trust {plan.trust!r} and unit {plan.unit!r}: the audit "
+            "covers noise per step, for one sample"
+        )
+    if plan.sampling == "poisson":
+        raise InvalidInputError(
+            "the plan samples batches by Poisson, whose releases are not normal: the "
+            "audit covers sampling full, fixed and cyclic"
+        )
+    run = plan.gradients
+    uses = np.broadcast_to(run.laps, (plan.num_devices,)).astype(np.int64)
+    epsilon = _claimed(plan, run)
+    multipliers = [f"{z:.{_DIGITS}g}" for z in plan.noise_multiplier]
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for m in np.flatnonzero(uses > 0).tolist():
+        # Rounded: the last digits of epsilon differ where those of the noise do.
+        key = (multipliers[m], int(uses[m]), float(plan.delta[m]), f"{epsilon[m]:.6g}")
+        groups.setdefault(key, []).append(m)
+    if not groups:
+        raise InvalidInputError("no device of this plan takes a step: plan again")
+    worst = sorted(groups.values(), key=lambda group: -float(epsilon[group].max()))
+    claims = [
+        _claim(plan, group, int(uses[group[0]]), epsilon)
+        for group in worst[:MOST_CLAIMS]
+    ]
+    return claims, _notes(plan, len(worst))
+
+
+def _claimed(plan: Plan, run: NoisyGradients) -> Array:
+    """Return the epsilon of each device's steps, without what was spent before."""
+    if not plan.prior_mu.any():
+        return plan.epsilon
+    epsilon = accountant_named(plan.accountant).epsilon(run, delta=plan.delta)
+    return np.broadcast_to(epsilon, (plan.num_devices,))
+
+
+def _claim(plan: Plan, group: list[int], uses: int, epsilon: Array) -> Claim:
+    m = max(group, key=lambda device: float(epsilon[device]))
+    return Claim(
+        name=f"{len(group)} of {counted(plan.num_devices, 'device')}",
+        loss=plan.loss,
+        num_classes=plan.num_classes,
+        dim=plan.dim,
+        num_samples=int(plan.num_samples[m]),
+        batch_size=int(plan.batch_size[m]),
+        noise_std=float(plan.noise_std[m]),
+        steps=uses,
+        epsilon=float(epsilon[m]),
+        delta=float(plan.delta[m]),
+    )
+
+
+def _notes(plan: Plan, count: int) -> tuple[str, ...]:
+    """Say what the audited claims leave out."""
+    notes = []
+    if count > MOST_CLAIMS:
+        notes.append(
+            f"the {MOST_CLAIMS} largest of {count} different claims are audited"
+        )
+    if plan.prior_mu.any():
+        notes.append(
+            "measurements before the run are in the plan's epsilon, but not audited"
+        )
+    if plan.noise_decay < 1:
+        notes.append(
+            "noise falls from round to round: the claim is audited with the constant "
+            "noise that costs the same"
+        )
+    if plan.sampling == "fixed":
+        notes.append("the canary is in every batch: no sampling is counted")
+    return tuple(notes)

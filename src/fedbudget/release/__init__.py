@@ -1,0 +1,1 @@
+"""Releases in this process: devices whose answers keep the epsilon that they state."""

@@ -1,0 +1,196 @@
+"""Devices in this process: their ledgers, which every round is charged to, once."""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+
+from fedbudget.budget import Budget, Prices
+from fedbudget.checks import Array, per_device
+from fedbudget.data import Dataset
+from fedbudget.ledger import Bools, Charge, Ledger, Turns
+from fedbudget.losses import Loss
+from fedbudget.planning import Plan
+from fedbudget.simulation.dissimilarity import GradientRelease
+from fedbudget.training import Order
+
+
+class ChargedDevices(ABC):
+    """The ledgers of devices in memory, and what was charged to them.
+
+    A run has a *stream* of random numbers: its number identifies the run's noise and
+    the partition of its cyclic batches. It is in the state between rounds, so that a
+    resumed run has the same one.
+
+    Args:
+        data: The rows of every device.
+        budget: The limits of each device; without them no round is refused.
+        prices: The prices that devices pay; without them, the plan's costs count.
+    """
+
+    def __init__(
+        self, data: Dataset, *, budget: Budget | None, prices: Prices | None
+    ) -> None:
+        self.data = data
+        for name, value in ({} if prices is None else vars(prices)).items():
+            per_device(f"prices.{name}", value, data.num_devices)
+        self._prices = prices
+        if budget is not None:
+            budget = budget.for_rows(data.num_samples)
+        # One ledger for the life of the devices: a second run adds to its spending.
+        self.ledger = Ledger(budget, num_devices=data.num_devices)
+        self._stream = 0  # number of the stream in use
+        self._drawn: dict[int, int] = {}  # stream -> number of steps already drawn
+        # Charged rounds: stream, first step, digest of the plan.
+        self._charged: set[tuple[int, int, bytes]] = set()
+        self._last_charge: tuple[Plan, Charge] | None = None
+        self._queries = 0  # answered or refused
+        self._digest: tuple[Plan | None, bytes] = None, b""  # of the last plan
+
+    @property
+    def num_devices(self) -> int:
+        """M."""
+        return self.data.num_devices
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What the guarantee of a release of these data does not cover."""
+        return self.data.caveats
+
+    @property
+    def steps_taken(self) -> int:
+        """Local steps of the longest run so far, with those of runs it continued."""
+        return max(self._drawn.values(), default=0)
+
+    @abstractmethod
+    def _new_stream(self) -> int:
+        """Return the number of a stream that no step was drawn from."""
+
+    @abstractmethod
+    def _deal(self) -> int:
+        """Return the number that identifies the stream's partition into batches."""
+
+    @abstractmethod
+    def _query_name(self, loss: Loss, noise_std: Array) -> str:
+        """Return a name for a query's answer that no other release has."""
+
+    @abstractmethod
+    def _noisy_gradients(self, loss: Loss, noise_std: Array) -> Array:
+        """Return mean gradients at theta = 0 with noise, for a charged query."""
+
+    def noisy_gradients(
+        self, loss: Loss, noise_std: Array, *, cost: Array
+    ) -> GradientRelease:
+        """Charge a query to every device, and answer it: see `QueriedDevices`."""
+        sizes = self.data.num_samples
+        if self._prices is not None:
+            cost = self._prices.run_cost(rounds=1, tau=1, batch_size=sizes)
+        self._queries += 1
+        name = self._query_name(loss, noise_std)
+        multiplier = noise_std * sizes / loss.lipschitz
+        charge = Charge(steps=1, noise_multiplier=multiplier, cost=cost)
+        self.ledger.charge_release(name, charge)
+        gradients = self._noisy_gradients(loss, noise_std)
+        return GradientRelease(name=name, gradients=gradients)
+
+    def catch_up(self, order: Order) -> None:
+        """Charge the ledgers for the completed rounds of an interrupted run.
+
+        Rounds that these devices ran themselves are charged already.
+        """
+        plan, self._stream = order.plan, self._stream_of(order)
+        for done in range(order.number - 1):
+            earlier = replace(order, number=done + 1)
+            key = self._stream, earlier.first_step, self._digest_of(plan)
+            if key not in self._charged:
+                self._pay(earlier, plan.takes_part(earlier.number))
+
+    def _select_stream(self, order: Order) -> None:
+        """Select the stream of a round: never one that drew its steps before."""
+        self._stream = self._stream_of(order)
+        if order.first_step < self._drawn.get(self._stream, 0):
+            self._stream = self._new_stream()
+
+    def _stream_of(self, order: Order) -> int:
+        """Return the number of the stream that a run has used so far."""
+        return int(order.state.get("noise", self._stream))
+
+    def _pay(self, order: Order, selected: Bools) -> Bools:
+        """Charge a round to the selected devices, and count its steps as drawn."""
+        plan, first_step = order.plan, order.first_step
+        self._charged.add((self._stream, first_step, self._digest_of(plan)))
+        drawn = self._drawn.get(self._stream, 0)
+        self._drawn[self._stream] = max(drawn, first_step + plan.tau)
+        return self.ledger.charge(self._charge(order), mask=selected)
+
+    def _digest_of(self, plan: Plan) -> bytes:
+        """Return the digest of a plan, computed once per plan."""
+        if self._digest[0] is not plan:
+            self._digest = plan, _digest(plan)
+        return self._digest[1]
+
+    def _charge(self, order: Order) -> Charge:
+        """Return the charge of a round.
+
+        Rounds differ in their cyclic batches, or in noise that falls.
+        """
+        plan = order.plan
+        if self._last_charge is None or self._last_charge[0] is not plan:
+            self._last_charge = plan, self._plain_charge(plan)
+        charge = self._last_charge[1]
+        if plan.noise_decay < 1:
+            noise_std = plan.noise_std_of(order.number)
+            multiplier = noise_std * plan.batch_size / plan.lipschitz
+            return replace(charge, noise_multiplier=multiplier)
+        per_row = plan.trust == "uploads" and plan.unit == "sample"
+        if plan.sampling != "cyclic" or not per_row:
+            return charge
+        turns = Turns(
+            deal=self._deal(),
+            blocks=plan.blocks,
+            batch_size=plan.batch_size,
+            first_step=order.first_step,
+        )
+        return replace(charge, turns=turns)
+
+    def _plain_charge(self, plan: Plan) -> Charge:
+        cost = plan.cost / np.maximum(plan.device_rounds, 1)
+        if self._prices is not None:
+            cost = self._prices.run_cost(
+                rounds=1, tau=plan.tau, batch_size=plan.batch_size
+            )
+        if plan.trust == "sum":  # one upload, whatever its batches
+            return Charge(steps=1, noise_multiplier=plan.noise_multiplier, cost=cost)
+        return Charge(
+            steps=plan.tau,
+            noise_multiplier=plan.noise_multiplier,
+            sampling_probability=plan.sampling_probability,
+            cost=cost,
+        )
+
+    def _refusals(self, order: Order, refused: Bools) -> dict[int, str]:
+        """Return why devices refused a round."""
+        if not refused.any():
+            return {}
+        charge = self._charge(order)
+        affords, composes = (
+            self.ledger.affords_cost(charge),
+            self.ledger.composes(charge),
+        )
+        overdraws = "the round would overdraw this device's {} budget"
+        reasons = np.where(
+            affords, overdraws.format("privacy"), overdraws.format("cost")
+        )
+        differs = "after Poisson-sampled steps, this device takes no others"
+        reasons = np.where(affords & ~composes, differs, reasons)
+        return {int(m): str(reasons[m]) for m in np.flatnonzero(refused)}
+
+
+def _digest(plan: Plan) -> bytes:
+    """Return a digest of all fields of a plan."""
+    digest = sha256()
+    for name, value in vars(plan).items():
+        content = value if isinstance(value, np.ndarray) else repr(value).encode()
+        digest.update(name.encode() + b"=" + bytes(content))
+    return digest.digest()

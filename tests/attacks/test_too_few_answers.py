@@ -1,0 +1,53 @@
+"""Attack: learn one device's upload from a sum of few answers.
+
+A server that may see the sum of fewer than t answers subtracts what its colluders sent,
+and is left with one upload and one share of noise. Devices promise that it never sees
+such a sum. Here answers are lost until fewer than t remain.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import fedbudget as fb
+from fedbudget.planning.shared_noise import SumSchedule, shared_noise_plan
+from fedbudget.training import Order
+from tests.examples import small_data
+
+DATA = small_data(devices=8, rows=30)
+PLAN = shared_noise_plan(
+    DATA.problem(),
+    fb.Budget(epsilon=2.0, delta=1e-5, cost=1000),
+    fb.Prices(communication=20, computation=1),
+    SumSchedule(tau=5, rounds=20, learning_rate=2.0, least_answers=6, colluders=2),
+)
+
+
+def test_no_model_is_computed_from_fewer_answers_than_the_plan_says() -> None:
+    devices = fb.SimulatedDevices(DATA, participation=0.7, seed=2)
+    devices.begin(PLAN)
+    unseen = seen = 0
+    for number in range(1, 21):
+        theta = np.full(DATA.dim, float(number))
+        order = Order(number=number, theta=theta, plan=PLAN)
+        replies = devices.run_round(order)
+        count = int(replies.answered.sum())
+        assert count == 0 or count >= 6
+        if count == 0:
+            unseen += 1
+            assert (replies.theta == theta).all()
+        else:
+            seen += 1
+            assert (replies.theta != theta).any()
+    assert unseen > 3
+    assert seen > 3
+    # A round whose sum nobody sees is charged like the others.
+    assert devices.ledger.epsilon_at(1e-5) == pytest.approx(PLAN.epsilon, rel=1e-9)
+
+
+def test_a_plan_cannot_lower_the_number_without_more_noise() -> None:
+    with pytest.raises(fb.InvalidInputError, match="would spend epsilon"):
+        replace(PLAN, least_answers=5).check_promise()
+    with pytest.raises(fb.InvalidInputError, match="must be below least_answers"):
+        replace(PLAN, least_answers=2)
