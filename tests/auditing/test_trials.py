@@ -32,7 +32,7 @@ def check_law(trials: Trials, mu: float) -> None:
     distance = trials.first.mean() - trials.second.mean()
     assert abs(distance - mu) < 6 * spread
     for side in (trials.first, trials.second):
-        low, high = stats.chi2.ppf([1e-9, 1 - 1e-9], len(side) - 1)
+        low, high = stats.chi2.ppf(np.array([1e-9, 1 - 1e-9]), len(side) - 1)
         assert low < len(side) * side.var() < high
     assert abs(trials.first.mean() + trials.second.mean()) < 6 * spread
 

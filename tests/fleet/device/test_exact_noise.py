@@ -252,7 +252,7 @@ def test_steps_have_the_requested_noise() -> None:
         assert theta is not None
         draws.append(theta - quiet)
     # 600 normals: their mean square is outside of this once in 10^9 times.
-    low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], 600)
+    low, high = stats.chi2.ppf(np.array([5e-10, 1 - 5e-10]), 600)
     assert low < np.sum(np.square(draws)) / 0.6**2 < high
 
 
