@@ -168,8 +168,8 @@ def test_capped_weights_are_the_nearest_ones_with_this_noise(
 ) -> None:
     target, std = np.array(devices).T
     target = target / target.sum()
-    least, most = 1 / np.sum(1 / std), np.max(target * std)
-    level = least + share * (most - least)
+    least, most = 1 / float(np.sum(1 / std)), float(np.max(target * std))
+    level = float(least + share * (most - least))
     weights = capped(level, target, std**2)
     assert weights.sum() == pytest.approx(1)
     assert (weights >= 0).all()
@@ -177,7 +177,7 @@ def test_capped_weights_are_the_nearest_ones_with_this_noise(
     # Moving weight between two devices brings it no nearer.
     for i, j in np.ndindex(len(std), len(std)):
         moved = weights.copy()
-        step = min(1e-4, weights[j])
+        step = min(1e-4, float(weights[j]))
         moved[i], moved[j] = moved[i] + step, moved[j] - step
         if i != j and (moved * std <= level).all():
             nearer = np.sum((moved - target) ** 2) < np.sum((weights - target) ** 2)
@@ -228,8 +228,8 @@ def test_frontier_plans_for_sums() -> None:
             lambda: fb.Budget(**VALUES, colluders=1),
             "colluders 1 is for trust 'sum'",
         ),
-        (lambda: fb.Budget(**VALUES, trust="nobody"), "trust 'nobody' is not known"),
-        (lambda: fb.Budget(**VALUES, unit="house"), "unit 'house' is not known"),
+        (lambda: planned(trust="nobody"), "trust 'nobody' is not known"),
+        (lambda: planned(unit="house"), "unit 'house' is not known"),
         (lambda: planned(learning_rate=8.1), "learning_rate 8.1 is above 8"),
         (
             lambda: planned(fb.Problem(num_samples=[9] * 3, dim=2, loss="hinge")),
