@@ -22,7 +22,7 @@ from fedbudget.fleet.device.exact_uploads import (
 )
 from fedbudget.planning.shared_noise import SumSchedule, shared_noise_plan
 from fedbudget.release import uploads as uploads_module
-from fedbudget.release.rounds import dealt_rows
+from fedbudget.release.rounds import AT_ONCE, dealt_rows
 from fedbudget.release.rows import exact_rows
 from fedbudget.release.uploads import LARGEST_NORM, UploadRounds
 from fedbudget.training import Order
@@ -134,7 +134,7 @@ def test_a_sum_has_every_share_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds, theta = prepared(planned()), model_of(planned(), 0.5)
     devices = np.array([0, 2, 3, 5])
     clean = rounds.whole_moves(theta, devices, first_step=0, deal=NONE).sum(axis=0)
-    for at_once in (uploads_module.AT_ONCE, 7):  # all devices together, and each alone
+    for at_once in (AT_ONCE, 7):  # all devices together, and each alone
         monkeypatch.setattr(uploads_module, "AT_ONCE", at_once)
         noise: list[NDArray[np.int64]] = [
             rounds.noisy_sum(theta, devices, first_step=0, deal=NONE) - clean

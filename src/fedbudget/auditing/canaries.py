@@ -100,7 +100,20 @@ def crafted_pairs(loss: Loss, *, dim: int) -> Iterator[Pair]:
     for power in (9, 12, 15):
         yield _straddle(loss, power, width)
     for size in (1e-300, 1e-6, 1.0, 1e3, 1e29):
-        yield from _rounding_edges(loss, width, size)
+        yield from _rounding_edges(loss, width, size, rows=64, changed=slice(20, 21))
+
+
+def crafted_moves(
+    loss: Loss, *, rows: int, dim: int, progress: float, at: int, whole: bool
+) -> Iterator[Pair]:
+    """Yield pairs that move steps without noise; arguments as of `opposite_moves`."""
+    yield opposite_moves(
+        loss, rows=rows, dim=dim, progress=progress, at=at, whole=whole
+    )
+    changed = slice(0, rows) if whole else slice(at, at + 1)
+    width = max(dim, _FEWEST_COLUMNS)
+    for size in (1e-300, 1e-3, 1.0, 1e2):
+        yield from _rounding_edges(loss, width, size, rows=rows, changed=changed)
 
 
 def _straddle(loss: Loss, power: int, width: int) -> Pair:
@@ -153,7 +166,9 @@ def _ordinary_rows(count: int, width: int) -> Array:
     return np.asarray(x / np.sqrt(width))
 
 
-def _rounding_edges(loss: Loss, width: int, size: float) -> Iterator[Pair]:
+def _rounding_edges(
+    loss: Loss, width: int, size: float, *, rows: int, changed: slice
+) -> Iterator[Pair]:
     """Yield pairs of rows that rounding could lengthen, at models of one size.
 
     Entries lie halfway between two numbers that a device can represent, or the row is
@@ -161,26 +176,26 @@ def _rounding_edges(loss: Loss, width: int, size: float) -> Iterator[Pair]:
     """
     rng = np.random.default_rng([_SEED, abs(int(np.log2(size)))])
     for edge in ("halfway entries", "longest rows"):
-        x = rng.normal(size=(64, width))
+        x = rng.normal(size=(rows, width))
         x /= np.linalg.norm(x, axis=1, keepdims=True)
         if edge == "halfway entries":
             x = (np.floor(0.999 * x / LEAST) + 0.5) * LEAST
         else:
             x *= 1 + 2.0**-24
         theta = rng.normal(size=loss.num_params(width)) * size
-        changed = x.copy()
-        changed[20] = -x[20]
+        replaced = x.copy()
+        replaced[changed] = -x[changed]
         yield Pair(
             name=f"{edge}, weights of size {size:g}",
-            first=Table(x=x, y=_any_labels(loss, len(x), 0)),
-            second=Table(x=changed, y=_any_labels(loss, len(x), 1)),
+            first=Table(x=x, y=_any_labels(loss, len(x), changed, 0)),
+            second=Table(x=replaced, y=_any_labels(loss, len(x), changed, 1)),
             theta=theta,
         )
 
 
-def _any_labels(loss: Loss, count: int, of_canary: int) -> Labels:
-    """Return labels that change along the table; the canary's is given."""
+def _any_labels(loss: Loss, count: int, canaries: slice, label: int) -> Labels:
+    """Return labels that change along the table; the canaries' is given."""
     classes = max(2, loss.num_outputs)
     y = np.arange(count) % classes
-    y[20] = of_canary
+    y[canaries] = label
     return y * 2.0 - 1 if loss.name == "huber" else y

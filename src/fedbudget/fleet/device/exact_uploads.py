@@ -274,8 +274,27 @@ def exact_upload(
 ) -> Integers:
     """Return what a device adds to a sum: whole numbers with its share of the noise.
 
-    `uploads` are those of this device alone. The caller charges them first, masks the
-    result, and releases only sums of at least `uploads.least_answers` devices.
+    The caller charges the uploads first, masks the result, and releases only sums of at
+    least `uploads.least_answers` devices. Arguments and errors: see `whole_upload`.
+    """
+    whole = whole_upload(
+        theta, rows, loss=loss, uploads=uploads, grid=grid, batches=batches
+    )
+    return whole + ExactNormals().draw(len(whole), scale_bits=grid.scale_bits)
+
+
+def whole_upload(
+    theta: Array,
+    rows: ExactRows,
+    *,
+    loss: Loss,
+    uploads: NoisyUploads,
+    grid: UploadGrid,
+    batches: Sequence[Any] | None = None,
+) -> Integers:
+    """Return an upload without its noise, in grid steps; it must not be sent.
+
+    `uploads` are those of this device alone.
 
     Raises:
         InvalidInputError: The grid does not keep the planned mu, the model is too long
@@ -298,9 +317,7 @@ def exact_upload(
     )
     if steps.clip is not None:
         move = move * (steps.clip / max(float(np.linalg.norm(move)), steps.clip))
-    whole = np.rint(float(floats(uploads.weights)) * move / grid.step).astype(np.int64)
-    noise = ExactNormals().draw(len(whole), scale_bits=grid.scale_bits)
-    return np.asarray(whole + noise)
+    return np.rint(float(floats(uploads.weights)) * move / grid.step).astype(np.int64)
 
 
 def _check(
