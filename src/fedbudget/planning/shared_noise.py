@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedbudget.budget import Budget, Prices, check_devices
 from fedbudget.checks import Array, floats, per_device, whole, within
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
-from fedbudget.planning.plans import Plan
+from fedbudget.planning.plans import Plan, schema_of
 from fedbudget.privacy import (
     GDP,
     Accountant,
@@ -92,6 +92,7 @@ def shared_noise_plan(
         l2=problem.model.l2,
         dim=problem.dim,
         lipschitz=problem["lipschitz"],
+        schema=schema_of(problem),
         planner="schedule",
         accountant=accountant,
         predicted_loss=0.0,
