@@ -12,6 +12,8 @@ from fedbudget.data import Categorical, Numeric, Schema
 from fedbudget.errors import DataError, InvalidInputError
 
 YES_NO = Categorical(("no", "yes"))
+# printf '%s' '{"label":...}' | sha256sum, of the text in the test below.
+DIGEST = "8f1e9b4349862a8eed14a49014333d2de0467d898d7354c7c0af183e473cf7cb"
 
 
 def make(features: Any, *, intercept: Any = True) -> Schema:
@@ -149,10 +151,56 @@ def test_a_schema_survives_json_and_pickle() -> None:
     assert pickle.loads(pickle.dumps(schema)) == schema
 
 
+def test_the_digest_says_whether_two_schemas_encode_alike() -> None:
+    first = make({"a": Numeric(0, 1), "b": Numeric(0, 2, unit="kWh")})
+    assert Schema.from_json(first.to_json()) == first
+    stored = json.loads(json.dumps(first.to_dict()))
+    assert Schema.from_dict(stored).digest == first.digest
+    # -0.0 and 0 are the same bound, whatever their text.
+    same = make({"a": Numeric(-0.0, 1), "b": Numeric(0, 2, unit="kWh")})
+    assert same.digest == first.digest
+    others = [
+        make({"b": Numeric(0, 2, unit="kWh"), "a": Numeric(0, 1)}),  # another order
+        make({"a": Numeric(0, 1), "b": Numeric(0, 2, unit="Wh")}),
+        make({"a": Numeric(0, 1), "b": Numeric(0, 2)}),
+        make(first.features, intercept=False),
+        Schema(features=first.features, label="y", target=Categorical(("yes", "no"))),
+        Schema(features=first.features, label="z", target=YES_NO),
+    ]
+    assert len({first.digest, *(schema.digest for schema in others)}) == 7
+
+
+def test_the_digest_is_the_sha_256_of_the_canonical_json() -> None:
+    schema = Schema(features={"v": Numeric(0, 9)}, label="y", target=YES_NO)
+    assert schema.to_json() == (
+        '{"label":{"name":"y","values":["no","yes"]},"intercept":true,'
+        '"features":{"v":{"low":0.0,"high":9.0}}}'
+    )
+    assert schema.digest == DIGEST
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.floats(-1, 1))
+def test_decode_is_the_inverse_of_encode(
+    low: float, width: float, share: float
+) -> None:
+    kind = Numeric(low, low + width)
+    value = kind.decode(np.array([share]))
+    scale = max(abs(low), width)
+    assert kind.encode("v", value) == pytest.approx([share], abs=1e-9 * scale / width)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3", "[" * 5000])
+def test_a_text_that_is_no_schema_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="not a schema") as caught:
+        Schema.from_json(text)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: Numeric(1, 1), "low must be below high"),
+        (lambda: Numeric(0, 1, unit=3), "unit must be a text, got 3"),  # type: ignore[arg-type]
         (lambda: Numeric(-1.7e308, 1.7e308), "low must be below high"),
         (lambda: Numeric(0, 1, missing=2), "missing=2 is outside"),
         (lambda: Categorical("abc"), "list each category once"),

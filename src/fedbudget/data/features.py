@@ -28,8 +28,14 @@ class Numeric:
     low: float
     high: float
     missing: float | None = None  # the value of an empty cell; None: not allowed
+    unit: str = ""  # of the numbers, such as kWh; printed, never computed with
 
     def __post_init__(self) -> None:
+        if not isinstance(self.unit, str):
+            raise InvalidInputError(
+                f"unit must be a text, got {shown(self.unit)}: write it in quotes, "
+                "such as 'kWh'"
+            )
         for name in ("low", "high", "missing"):
             value = getattr(self, name)
             if value is not None or name != "missing":
@@ -69,6 +75,15 @@ class Numeric:
         low, width = self.low, self.high - self.low
         share = (np.clip(column, low, self.high) - low) / width
         return np.clip(2 * share - 1, -1.0, 1.0)  # again: rounding may exceed 1
+
+    def decode(self, encoded: Numbers) -> Numbers:
+        """Return numbers in the column's unit: the inverse of `encode` inside bounds.
+
+        >>> Numeric(0, 100).decode(np.array([-1.0, 0.5])).tolist()
+        [0.0, 75.0]
+        """
+        middle, half = self.low / 2 + self.high / 2, (self.high - self.low) / 2
+        return np.asarray(middle + half * encoded)
 
 
 @dataclass(frozen=True)
@@ -161,7 +176,7 @@ def _number(name: str, value: Any) -> float:
     """Return a bound as a float."""
     try:
         if isinstance(value, int | float | np.number) and not isinstance(value, bool):
-            return float(value)
+            return float(value) + 0.0  # -0.0 would be another text in a digest
     except (OverflowError, TypeError):  # beyond float64, or a complex number
         pass
     raise InvalidInputError(

@@ -27,7 +27,7 @@ def schema_from_rows(
     ...     warnings.simplefilter("ignore", NotPrivateWarning)
     ...     columns = {"age": np.array([20.0, 60.0]), "y": np.array([0.0, 1.0])}
     ...     schema_from_rows(columns, label="y").features
-    {'age': Numeric(low=20.0, high=60.0, missing=None)}
+    {'age': Numeric(low=20.0, high=60.0, missing=None, unit='')}
     """
     features = {name: _feature(name, c) for name, c in columns.items() if name != label}
     if not features:

@@ -5,6 +5,8 @@ published before any row is collected. Each row is encoded independently of the 
 which the privacy guarantee needs.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -99,6 +101,11 @@ class Schema:
                 "true to add a constant column",
                 argument="intercept",
             )
+
+    @property
+    def columns(self) -> dict[str, Feature]:
+        """The features and the label, by the names of the table's columns."""
+        return {**self.features, self.label: self.target}
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -223,6 +230,41 @@ class Schema:
             "features": {name: _plain(kind) for name, kind in self.features.items()},
         }
 
+    def to_json(self) -> str:
+        """Return the canonical JSON: the same text for the same encoding.
+
+        Keys are in the order of `to_dict`, not sorted: the order of the features is the
+        order of the encoded columns. So a schema travels as this text wherever a
+        format might sort the keys of a map.
+        """
+        plain = self.to_dict()
+        return json.dumps(plain, separators=(",", ":"), allow_nan=False)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the canonical JSON, in hexadecimal.
+
+        Equal digests mean the same encoding: columns, their order, bounds, categories
+        and label.
+
+        >>> schema = Schema(features={"v": Numeric(0, 9)}, label="y",
+        ...                 target=Categorical(("no", "yes")))
+        >>> schema.digest == Schema.from_json(schema.to_json()).digest
+        True
+        """
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote."""
+        try:
+            plain = json.loads(text)
+        except (ValueError, RecursionError, TypeError) as error:
+            raise InvalidInputError(
+                f"not a schema, {shown(text)} is no JSON ({error}): {_LAYOUT}"
+            ) from None
+        return cls.from_dict(plain)
+
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
         """Read what `to_dict` wrote.
@@ -255,6 +297,23 @@ class Schema:
         )
 
 
+def read_schema(plain: Any, digest: Any) -> Schema | None:
+    """Read a schema that was stored beside its digest; None: none was stored.
+
+    Raises:
+        InvalidInputError: It is no schema, or has another digest.
+    """
+    if plain is None:
+        return None
+    schema = Schema.from_dict(plain)
+    if digest != schema.digest:
+        raise InvalidInputError(
+            f"the schema has digest {schema.digest[:12]}..., not {shown(digest)} as is "
+            "stored beside it: it was changed; restore it, or train again"
+        )
+    return schema
+
+
 _LAYOUT = "write label.name and features.NAME, each with low and high, or values"
 
 
@@ -279,6 +338,7 @@ def _plain(kind: Feature) -> dict[str, Any]:
     """Return the fields of a feature that are not at their default."""
     if isinstance(kind, Numeric):
         plain: dict[str, Any] = {"low": kind.low, "high": kind.high}
+        plain |= {"unit": kind.unit} if kind.unit else {}
     else:
         plain = {"values": list(kind.values)}
         plain |= {"other": kind.other} if kind.other != "error" else {}
@@ -295,7 +355,7 @@ def _feature(kind: str, name: str, plain: Any) -> Feature:
             f"{column} is not described well",
             plain,
             required,
-            ("missing", "other")[: 1 + is_categorical],
+            ("missing", "other" if is_categorical else "unit"),
         )
     except InvalidInputError as error:
         error.column = name
