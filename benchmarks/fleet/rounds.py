@@ -14,11 +14,8 @@ all files in memory.
 
 import os
 import re
-import select
-import socket
 import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,43 +27,9 @@ from fedbudget.fleet.demo import Terms
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
 from tests.fleet.brokers import FLEETS, USUAL
+from tests.fleet.relay import Relay
 
 TERMS = Terms(epsilon=4, delta=1e-4, cost=1000, communication=10, computation=1)
-
-
-class Relay:
-    """Passes bytes on to a broker, and counts them."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self.sent = self.received = 0  # by the device
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            device, _ = self._listener.accept()
-            broker = socket.create_connection(("127.0.0.1", self._target))
-            for end in (device, broker):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            arguments = (device, broker)
-            threading.Thread(target=self._pass_on, args=arguments, daemon=True).start()
-
-    def _pass_on(self, device: socket.socket, broker: socket.socket) -> None:
-        while True:
-            for source in select.select([device, broker], [], [])[0]:
-                data = source.recv(65536)
-                if not data:
-                    device.close()
-                    broker.close()
-                    return
-                if source is device:
-                    self.sent += len(data)
-                    broker.sendall(data)
-                else:
-                    self.received += len(data)
-                    device.sendall(data)
 
 
 def resident_bytes(pid: int) -> int:

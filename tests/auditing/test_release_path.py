@@ -56,4 +56,6 @@ def test_whole_runs_have_the_law_of_the_claim(loss: str) -> None:
 def test_releases_are_consistent_with_their_claim() -> None:
     result = audit_claim(ReleasePath(), claim(), Effort(trials=20_000), error=1e-7)
     assert result.verdict == CONSISTENT and result.path == "release"
-    assert 0.9 * 4 < result.steps.gaussian < 4
+    # The bound has mean 3.64, deviation 0.05. `benchmarks/auditing.py` shows
+    # how close to the claim it comes in a minute.
+    assert 3.2 < result.steps.gaussian < 4

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from fedbudget.auditing import mechanisms
 from fedbudget.auditing.audits import canaries_of
@@ -26,12 +27,13 @@ from tests.auditing.examples import LOSSES, SeededPath, claim
 
 
 def check_law(trials: Trials, mu: float) -> None:
-    """The means differ by mu and the variances are 1, within 6 standard errors."""
+    """The means differ by mu and the variances are 1; fails once in 10^8 times."""
     spread = math.sqrt(1 / len(trials.first) + 1 / len(trials.second))
     distance = trials.first.mean() - trials.second.mean()
     assert abs(distance - mu) < 6 * spread
     for side in (trials.first, trials.second):
-        assert abs(side.var() - 1) < 6 * math.sqrt(2 / len(side))
+        low, high = stats.chi2.ppf(np.array([1e-9, 1 - 1e-9]), len(side) - 1)
+        assert low < len(side) * side.var() < high
     assert abs(trials.first.mean() + trials.second.mean()) < 6 * spread
 
 

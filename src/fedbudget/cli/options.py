@@ -49,8 +49,8 @@ def parse_numbers(name: str, text: str) -> list[float]:
 Data: TypeAlias = Annotated[
     str | None,
     typer.Argument(
-        help="adult, vehicle (a SYNTHETIC stand-in), a table (.csv, .csv.gz, "
-        ".parquet), or a fedbudget.toml. Required.",
+        help="adult, wisdm, vehicle (a SYNTHETIC stand-in), beijing (needs --path), a "
+        "table (.csv, .csv.gz, .parquet), or a fedbudget.toml. Required.",
         show_default=False,
         callback=options_from,
         is_eager=True,
@@ -59,8 +59,9 @@ Data: TypeAlias = Annotated[
 DataOrNone: TypeAlias = Annotated[
     str | None,
     typer.Argument(
-        help="adult, vehicle (a SYNTHETIC stand-in), a table (.csv, .csv.gz, "
-        ".parquet), or a fedbudget.toml. Leave it out with --samples.",
+        help="adult, wisdm, vehicle (a SYNTHETIC stand-in), beijing (needs --path), a "
+        "table (.csv, .csv.gz, .parquet), or a fedbudget.toml. Leave it out with "
+        "--samples.",
         show_default=False,
         callback=options_from,
         is_eager=True,
@@ -100,8 +101,9 @@ Delta: TypeAlias = Annotated[
 Split: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="How to partition the rows. adult: by-education, iid; vehicle: "
-        "by-sensor, iid. Default: the first one listed.",
+        help="How to partition the rows: iid, or the devices that the data come from "
+        "(adult: by-education; wisdm: by-person; vehicle: by-sensor; beijing: "
+        "by-station). Default: the latter.",
         show_default=False,
         rich_help_panel=_DATA,
     ),
@@ -110,7 +112,8 @@ NumDevices: TypeAlias = Annotated[
     int | None,
     typer.Option(
         parser=parse_whole,
-        help="Number of devices, for --split iid. Default: 16 (adult), 23 (vehicle).",
+        help="Number of devices, for --split iid. Default: as many as the data come "
+        "from: 16 (adult), 51 (wisdm), 23 (vehicle), 12 (beijing).",
         show_default=False,
         rich_help_panel=_DATA,
     ),
@@ -118,7 +121,8 @@ NumDevices: TypeAlias = Annotated[
 VehiclePath: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="The real vehicle.mat, instead of the stand-in. Default: none.",
+        help="The real vehicle.mat, instead of the stand-in, or the folder of "
+        "beijing's CSV files. Default: none.",
         show_default=False,
         rich_help_panel=_DATA,
     ),

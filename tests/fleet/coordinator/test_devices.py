@@ -4,8 +4,9 @@ There is no broker here: orders go directly to scripted devices.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,121 +14,32 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.checks import Array
+from fedbudget.fleet.coordinator import devices as coordinator
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
-from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.rounds import max_distance
-from fedbudget.fleet.transport.address import BrokerAddress
-from fedbudget.fleet.transport.channel import Message
-from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
-from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder, RunOffer
-from fedbudget.fleet.wire.signing import Signer
-from fedbudget.training import Order, Replies
-from tests.fleet import examples
-
-SIGNER = Signer.generate()
-NAMES = ("a", "b", "c", "d")
-DECLARATIONS = [examples.declaration(device=name) for name in NAMES]
-PLAN = fb.plan(
-    fb.Problem(num_samples=[100] * 4, dim=4),
-    fb.Budget(epsilon=4, cost=1000),
-    fb.Prices(communication=100, computation=1),
-    weights="uniform",
-    drift_correction=False,
-    noise_schedule=False,
+from fedbudget.fleet.wire.messages import RoundOrder, RunOffer
+from tests.fleet.scripted import (
+    NAMES,
+    PLAN,
+    ROUND_COST,
+    THETA,
+    Script,
+    Scripted,
+    Site,
+    mean_of,
+    moved,
+    ordered,
+    refusal,
+    reply_to,
 )
-ROUND_COST = 100.0 + PLAN.tau
-THETA = np.array([0.5, -0.5, 0.25, 0.0])
-
-# The payloads that a device sends in reply to an order.
-Script = Callable[[RoundOrder], list[Any]]
 
 
-def moved(order: RoundOrder, by: float) -> bytes:
-    return (np.frombuffer(order.theta, "<f8") + by).tobytes()
-
-
-def reply_to(order: RoundOrder, device: str, **changes: Any) -> Reply:
-    usual: dict[str, Any] = {
-        "device": device,
-        "run": order.run,
-        "round": order.round,
-        "code": "answered",
-        "theta": moved(order, 0.1 * (1 + NAMES.index(device))),
-    }
-    return Reply(**(usual | changes))
-
-
-def refusal(order: RoundOrder, device: str, code: str) -> Reply:
-    return reply_to(order, device, code=code, theta=None, reason="no")
-
-
-class Scripted(Connection):
-    """A connection to devices that a test scripts."""
-
-    def __init__(self, scripts: dict[str, Script] | None = None) -> None:
-        super().__init__(BrokerAddress(), name="coordinator", topics=())
-        self.scripts = scripts or {}
-        self.orders: list[bytes] = []
-        self.offers: list[str] = []
-
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        kind, device = topics.parse(topic)
-        if kind == "offer" and payload:
-            self.offers.append(device)
-        if kind != "order" or not payload:
-            return
-        self.orders.append(payload)
-        order = RoundOrder.from_bytes(decode(payload)[0])
-        for name in NAMES:
-            script = self.scripts.get(name, lambda o, n=name: [reply_to(o, n)])
-            for reply in script(order):
-                self.send(name, reply)
-
-    def send(self, name: str, reply: Any) -> None:
-        payload = reply if isinstance(reply, bytes) else reply.to_bytes()
-        self.inbox.put(
-            Message(topic=topics.reply(name), payload=payload, receiver=self.name)
-        )
-
-    def flush(self, seconds: float) -> bool:
-        return True
-
-
-class Site:
-    """A coordinator that can be killed and started again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.checkpoints: Checkpoints | None = None
-
-    def start(
-        self,
-        scripts: dict[str, Script] | None = None,
-        plan: fb.Plan = PLAN,
-        declarations: list[Declaration] = DECLARATIONS,
-        **settings: Any,
-    ) -> tuple[FleetDevices, Scripted]:
-        self.stop()
-        self.checkpoints = Checkpoints(self.path / "coordinator.sqlite")
-        connection = Scripted(scripts)
-        usual: dict[str, Any] = {"deadline": 5.0, "precision": "float64"}
-        devices = FleetDevices(
-            connection,
-            declarations,
-            signer=SIGNER,
-            checkpoints=self.checkpoints,
-            **(usual | settings),
-        )
-        devices.begin(plan)
-        return devices, connection
-
-    def stop(self) -> None:
-        if self.checkpoints is not None:
-            self.checkpoints.close()
-            self.checkpoints = None
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeat orders after a short time."""
+    monkeypatch.setattr(coordinator, "_FIRST_REPEAT", 0.1)
 
 
 @pytest.fixture
@@ -135,17 +47,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path)
     yield site
     site.stop()
-
-
-def ordered(number: int = 1, theta: Array = THETA, plan: fb.Plan = PLAN) -> Order:
-    return Order(number=number, theta=theta, plan=plan)
-
-
-def mean_of(replies: Replies, *names: str) -> None:
-    """Assert that the answer is the mean of exactly these devices' models."""
-    expected = np.mean([0.1 * (1 + NAMES.index(name)) for name in names])
-    assert replies.theta == pytest.approx(THETA + expected, abs=1e-12)
-    assert [n for n, a in zip(NAMES, replies.answered, strict=True) if a] == [*names]
 
 
 def test_everybody_answers(site: Site) -> None:
@@ -281,16 +182,65 @@ def test_a_device_that_refuses_the_run_is_not_waited_for(site: Site) -> None:
     assert replies.cost.tolist() == [2 * ROUND_COST, 2 * ROUND_COST, 0, 2 * ROUND_COST]
 
 
-def test_a_silent_device_gets_offer_and_order_again(site: Site) -> None:
+@pytest.mark.parametrize("lost", [1, 2, 4])
+def test_a_silent_device_gets_offer_and_order_until_it_answers(
+    site: Site, lost: int
+) -> None:
     rounds: list[int] = []
 
     def script(order: RoundOrder) -> list[Any]:
         rounds.append(order.round)
-        return [reply_to(order, "c")] if len(rounds) > 1 else []
+        return [reply_to(order, "c")] if len(rounds) > lost else []
 
-    devices, connection = site.start({"c": script}, deadline=2)
+    # The deadline is never reached: a lost reply costs as long as a repeated order.
+    devices, connection = site.start({"c": script}, deadline=6000)
     mean_of(devices.run_round(ordered()), *NAMES)
-    assert connection.offers.count("c") == 2 and rounds == [1, 1]
+    assert connection.offers.count("c") == 1 + lost and rounds == [1] * (1 + lost)
+    # The other devices, which have answered, are left alone.
+    assert connection.repeats == ["c"] * lost
+
+
+def test_orders_are_repeated_after_twice_the_time_each() -> None:
+    moments = coordinator.Backoff(1.0, longest=3.0)
+    due = [second for second in range(20) if moments.is_due(second)]
+    assert due == [1, 3, 6, 9, 12, 15, 18]
+
+
+def test_slow_devices_are_given_the_time_they_usually_need(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[float] = []
+
+    class Noted(coordinator.Backoff):
+        def __init__(self, first: float, longest: float = np.inf) -> None:
+            super().__init__(first, longest)
+            created.append(first)
+
+    monkeypatch.setattr(coordinator, "Backoff", Noted)
+    devices, connection = site.start(deadline=6000)
+
+    def script(order: RoundOrder, name: str) -> list[Any]:
+        return [reply_to(order, name)] if connection.repeats else []
+
+    connection.scripts = {name: partial(script, name=name) for name in NAMES}
+    devices.run_round(ordered(1))
+    devices.run_round(ordered(2))
+    first, second = created[0], created[3]  # each round has three
+    assert first == 0.1 and second >= 2 * first
+
+
+def test_a_coordinator_that_hears_nobody_connects_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_DEAF", 0.1)
+    devices, connection = site.start(deadline=6000)
+
+    def script(order: RoundOrder, name: str) -> list[Any]:
+        return [reply_to(order, name)] if connection.reconnects else []
+
+    connection.scripts = {name: partial(script, name=name) for name in NAMES}
+    mean_of(devices.run_round(ordered()), *NAMES)
+    assert connection.reconnects >= 1
 
 
 def test_a_late_answer_is_dropped_and_counted_as_paid(site: Site) -> None:
@@ -460,7 +410,6 @@ def test_the_end_withdraws_offers_and_orders(
 def test_a_large_model_goes_out_and_comes_back_in_chunks(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedbudget.fleet.coordinator import devices as coordinator
     from fedbudget.fleet.wire.framing import Joiner, split
 
     joiner = Joiner(max_bytes=10_000)
@@ -477,7 +426,7 @@ def test_a_large_model_goes_out_and_comes_back_in_chunks(
                 super().send(name, piece)
 
     monkeypatch.setattr(coordinator, "split", lambda t, p: split(t, p, limit=140))
-    monkeypatch.setitem(Site.start.__globals__, "Scripted", Chunked)
+    site.connection = Chunked
     devices, connection = site.start()
     mean_of(devices.run_round(ordered()), *NAMES)
     assert len([t for t in connection.retained if "/order/" in t]) > 1
@@ -525,22 +474,31 @@ def test_too_many_refusals_for_the_minimum_do_not_end_the_run_for_good(
 
 
 def test_an_offer_that_met_a_transient_failure_is_sent_again(site: Site) -> None:
-    num_offers: list[int] = []
-
     def script(order: RoundOrder) -> list[Any]:
         trouble = replace(refusal(order, "c", "device-trouble"), round=0)
-        num_offers.append(connection.offers.count("c"))
-        return [trouble] if num_offers[-1] < 3 else [reply_to(order, "c")]
+        return [trouble] if connection.offers.count("c") < 3 else [reply_to(order, "c")]
 
-    devices, connection = site.start({"c": script}, deadline=0.4)
-    first = devices.run_round(ordered(1))
-    mean_of(first, "a", "b", "d")
-    # At half the deadline with the order, and then before the next order.
-    assert num_offers == [1, 2]
-    mean_of(devices.run_round(ordered(2)), *NAMES)
+    devices, connection = site.start({"c": script}, deadline=6000)
+    mean_of(devices.run_round(ordered(1)), *NAMES)
     assert site.checkpoints is not None and site.checkpoints.replies(0) == {}
-    devices.run_round(ordered(3))
-    assert connection.offers.count("c") == 3
+    devices.run_round(ordered(2))
+    assert connection.offers.count("c") == 3  # no more once it has joined
+
+
+def test_an_offer_is_sent_again_before_the_next_order(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_FIRST_REPEAT", 600.0)
+    offers: list[int] = []
+
+    def script(order: RoundOrder) -> list[Any]:
+        offers.append(connection.offers.count("c"))
+        return [reply_to(order, "c")] if order.round == 2 else []
+
+    devices, connection = site.start({"c": script}, deadline=0.05)
+    mean_of(devices.run_round(ordered(1)), "a", "b", "d")
+    mean_of(devices.run_round(ordered(2)), *NAMES)
+    assert sorted(set(offers)) == [1, 2]
 
 
 def test_a_run_goes_on_only_in_its_own_precision(site: Site) -> None:

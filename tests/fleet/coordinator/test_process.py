@@ -18,8 +18,8 @@ from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.ui.fleet import read_status, round_rows
 from tests.examples import plain
-from tests.fleet.coordinator.test_devices import DECLARATIONS, NAMES, SIGNER, Scripted
 from tests.fleet.examples import declaration
+from tests.fleet.scripted import DECLARATIONS, NAMES, SIGNER, Scripted
 
 CONNECTIONS: list[Scripted] = []
 

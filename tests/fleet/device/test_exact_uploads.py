@@ -357,9 +357,9 @@ def test_the_sum_is_the_references_up_to_its_noise(loss: Loss) -> None:
     clean = np.sum(expected, axis=0)
     draws = np.array([sum_of_uploads(loss, theta, devices, grid) for _ in range(60)])
     noise = (draws - clean) / (2 * uploads.noise_std)  # four shares
-    # Five standard errors, and the thousandth by which the grid raises the noise.
-    assert np.std(noise) == pytest.approx(1, abs=5 / math.sqrt(2 * noise.size) + 1e-3)
-    assert abs(np.mean(noise)) < 5 / math.sqrt(noise.size)
+    # Seven standard errors, and the thousandth by which the grid raises the noise.
+    assert np.std(noise) == pytest.approx(1, abs=7 / math.sqrt(2 * noise.size) + 1e-3)
+    assert abs(np.mean(noise)) < 7 / math.sqrt(noise.size)
     model = model_of_sum(theta, draws[:1], np.ones(1))
     assert model == pytest.approx(theta + draws[0])
 
@@ -396,7 +396,7 @@ def test_batches_in_turn_and_clipping() -> None:
         batches=batches,
     )
     clipped = 0.25 * move * 0.05 / np.linalg.norm(move)
-    error = 5 * uploads.noise_std / math.sqrt(200)
+    error = 7 * uploads.noise_std / math.sqrt(200)
     assert draws.mean(axis=0) * grid.step == pytest.approx(clipped, abs=error)
 
 

@@ -49,6 +49,19 @@ def test_a_round_from_topic_to_topic(device: Device) -> None:
     assert device.handle(topics.order(RUN), SIGNER.sign(order())) == [answer]
 
 
+def test_an_order_repeated_to_one_device_gets_the_stored_answer(
+    device: Device,
+) -> None:
+    device.handle(topics.offer("sensor-1"), SIGNER.sign(offer()))
+    (answer,) = device.handle(topics.order(RUN), SIGNER.sign(order()))
+    again = topics.order_again("sensor-1")
+    assert device.handle(again, SIGNER.sign(order())) == [answer]
+    # A device that never received the order carries it out.
+    (second,) = device.handle(again, SIGNER.sign(order(round=2)))
+    assert Reply.from_bytes(second.payload).code == "answered"
+    assert device.handle(topics.order_again("sensor-2"), SIGNER.sign(order())) == []
+
+
 def test_messages_for_others_get_no_answer(device: Device) -> None:
     offered, ordered = SIGNER.sign(offer()), SIGNER.sign(order())
     for topic, payload in (

@@ -1,11 +1,15 @@
 """Connections: the nodes of a cluster, and which messages are received."""
 
+import threading
+
 from fedbudget.fleet.demo import HeldPort
 from fedbudget.fleet.transport.address import BrokerAddress
-from fedbudget.fleet.transport.certificates import identity_of
+from fedbudget.fleet.transport.certificates import COORDINATOR, identity_of
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Connection
+from fedbudget.fleet.wire import topics
 from tests.fleet.brokers import BrokerProcess
+from tests.fleet.relay import Relay
 
 
 def test_if_one_node_is_gone_the_next_is_tried(embedded: BrokerProcess) -> None:
@@ -16,6 +20,49 @@ def test_if_one_node_is_gone_the_next_is_tried(embedded: BrokerProcess) -> None:
     )
     with Connection(address, name="device-0", topics=()) as connection:
         assert connection.wait_connected(20)
+
+
+def test_a_connection_that_passes_nothing_on_is_replaced(broker: BrokerProcess) -> None:
+    # Half-open: neither end is told that the other is gone.
+    relay = Relay(broker.port)
+    address = BrokerAddress(
+        port=relay.port, identity=identity_of(broker.certs, "device-1")
+    )
+    reads = topics.device_reads("device-1")
+    direct = BrokerAddress(
+        port=broker.port, identity=identity_of(broker.certs, COORDINATOR)
+    )
+    with (
+        Connection(address, name="device-1", topics=reads) as device,
+        Connection(direct, name=COORDINATOR, topics=()) as server,
+    ):
+        assert device.wait_connected(20) and device.flush(20)
+        assert server.wait_connected(20)
+        relay.freeze()
+        server.publish(topics.offer("device-1"), b"offer")
+        # Some 9 seconds; 80 with a keep-alive of half a minute.
+        received = device.receive(45)
+        assert received is not None and received.payload == b"offer"
+    relay.close()
+
+
+def test_a_connection_can_be_replaced_at_once(broker: BrokerProcess) -> None:
+    connections: list[None] = []
+    again = threading.Event()
+
+    def count() -> None:
+        connections.append(None)
+        if len(connections) == 2:
+            again.set()
+
+    address = BrokerAddress(
+        port=broker.port, identity=identity_of(broker.certs, "device-2")
+    )
+    with Connection(address, name="device-2", topics=(), on_connect=count) as device:
+        device.reconnect()  # there is none yet
+        assert device.wait_connected(20)
+        device.reconnect()
+        assert again.wait(60)
 
 
 def test_trouble_names_the_port_of_each_node() -> None:

@@ -3,10 +3,12 @@
 Each device receives an offer of its own part of the plan, once per run.
 """
 
+import logging
+import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fedbudget.checks import Array, one_of, whole, within
@@ -52,6 +54,24 @@ from fedbudget.training import Order, Replies
 
 _BATCH = 256  # messages stored in one transaction
 _ENVELOPE = 4096  # bytes of a reply besides its model, at most
+_FIRST_REPEAT, _LONGEST_REPEAT = 1.0, 16.0  # seconds until an order is repeated
+_DEAF = 10.0  # seconds without any message before the coordinator connects again
+_log = logging.getLogger(__name__)
+
+
+class Backoff:
+    """Moments that come after twice the time each, in seconds since a start."""
+
+    def __init__(self, first: float, longest: float = math.inf) -> None:
+        self.at, self._step, self._longest = first, first, longest
+
+    def is_due(self, elapsed: float) -> bool:
+        """Return whether the next moment has come; if so, the one after it is next."""
+        if elapsed < self.at:
+            return False
+        self._step = min(2 * self._step, self._longest)
+        self.at = elapsed + self._step
+        return True
 
 
 class FleetDevices:
@@ -96,8 +116,10 @@ class FleetDevices:
         self._channel, self._signer = channel, signer
         self._checkpoints = checkpoints
         self._run: StoredRun | None = None
+        self._offers: dict[str, bytes] = {}  # signed, by device
         self._shift_limit: ShiftLimit | None = None
         self._silence: Counter[str] = Counter()  # deadlines missed in a row
+        self._half_seconds = 0.0  # until half of the answers of the last round
         self._joiner = Joiner(max_bytes=_ENVELOPE)
         self.tally: Tally | None = None
 
@@ -141,7 +163,8 @@ class FleetDevices:
         self.tally = Tally(plan, self.declarations, self._checkpoints)
         size = plan.model.num_params(plan.dim) * PRECISIONS[self.precision].itemsize
         self._joiner = Joiner(max_bytes=size + _ENVELOPE)
-        for device, payload in self._checkpoints.offers():
+        self._offers = dict(self._checkpoints.offers())
+        for device, payload in self._offers.items():
             self._keep(topics.offer(device), payload)
 
     def run_round(self, order: Order) -> Replies:
@@ -220,10 +243,10 @@ class FleetDevices:
         )
         current = OpenRound(context, self.names, self._checkpoints, self.tally)
         # A device whose disk was full has not stored its offer.
-        self._send_again(set(self._silence), order=False)
+        self._repeat(self._silence)
         self._keep(topics.order(self._run.run), payload)
         started = time.monotonic()
-        self._collect(current, started)
+        self._collect(current, started, payload)
         self._silence = Counter({n: self._silence[n] + 1 for n in current.silent})
         theta = current.average(order.theta)
         if current.num_answers == 0:
@@ -244,18 +267,30 @@ class FleetDevices:
             self._checkpoints.add_order(order.number, payload)
         return payload
 
-    def _collect(self, current: OpenRound, started: float) -> None:
-        sent_again = False
+    def _collect(self, current: OpenRound, started: float, order: bytes) -> None:
+        """Receive replies until the round is over; repeat the order until answered.
+
+        A device that has answered sends its stored answer again, without a charge.
+        """
+        repeats = Backoff(max(_FIRST_REPEAT, 2 * self._half_seconds), _LONGEST_REPEAT)
+        reconnects, publishes = Backoff(_DEAF), Backoff(self.deadline / 2)
+        heard, half_seconds = 0.0, None
         while not self._is_over(current, time.monotonic() - started):
             elapsed = time.monotonic() - started
-            if not sent_again and elapsed >= self.deadline / 2:
-                sent_again = (
-                    True  # a broker may have lost a message, or not retained it
-                )
-                self._send_again(current.silent)
-            times = (self.deadline / 2, self.deadline, self.deadline * self.patience)
+            if publishes.is_due(elapsed):  # a broker may not have retained it
+                self._keep(topics.order(current.context.run), order)
+            if repeats.is_due(elapsed):
+                self._repeat(current.waiting, order)
+            if reconnects.is_due(elapsed - heard):
+                _log.warning("no message for %.0f s: connecting again", elapsed - heard)
+                self._channel.reconnect()
+            times = [repeats.at, heard + reconnects.at, publishes.at]
+            times += [self.deadline, self.deadline * self.patience]
             wait = min(time_ - elapsed for time_ in times if time_ > elapsed)
-            self._receive(current, wait)
+            if self._receive(current, wait):
+                heard = time.monotonic() - started
+            if half_seconds is None and 2 * current.num_answers > current.num_selected:
+                self._half_seconds = half_seconds = time.monotonic() - started
 
     def _is_over(self, current: OpenRound, elapsed: float) -> bool:
         waiting, answers = current.waiting, current.num_answers
@@ -279,11 +314,14 @@ class FleetDevices:
             )
         return False
 
-    def _receive(self, current: OpenRound, seconds: float) -> None:
-        """Wait for a message and store all that have arrived, in one transaction."""
+    def _receive(self, current: OpenRound, seconds: float) -> bool:
+        """Wait for a message and store all that have arrived, in one transaction.
+
+        Returns whether any has arrived.
+        """
         message = self._channel.receive(seconds)
         if message is None:
-            return
+            return False
         batch = [message]
         while len(batch) < _BATCH and (message := self._channel.receive(0)) is not None:
             batch.append(message)
@@ -292,13 +330,17 @@ class FleetDevices:
                 self._take(current, message)
         for message in batch:
             self._channel.acknowledge(message)
+        return True
 
     def _take(self, current: OpenRound, message: Message) -> None:
         """Store one message, or drop it."""
         device = "(unknown)"
         try:
-            _, device = topics.parse(message.topic)
+            kind, device = topics.parse(message.topic)
             if self.roster.take(message):
+                return
+            if kind != "reply":  # a broker may echo what this coordinator has sent
+                _log.debug("ignored a message on %s", message.topic)
                 return
             payload = self._joiner.add(device, message.payload)
             if payload is not None:
@@ -306,16 +348,14 @@ class FleetDevices:
         except MessageError as error:
             current.drop(device, str(error))
 
-    def _send_again(self, devices: set[str], *, order: bool = True) -> None:
-        """Send the offers of these devices again, and the order if required."""
-        assert self._run is not None
-        prefixes = [topics.offer(device) for device in sorted(devices)]
-        if order:
-            prefixes.append(topics.order(self._run.run))
-        for prefix in prefixes:
-            for topic, payload in self._channel.retained.items():
-                if topic == prefix or topic.startswith(f"{prefix}/"):
-                    self._channel.publish(topic, payload, retain=True)
+    def _repeat(self, devices: Iterable[str], order: bytes | None = None) -> None:
+        """Send these devices their offers again, and an order to them alone."""
+        pieces = [] if order is None else split("", order)
+        for device in sorted(devices):
+            for topic, payload in split(topics.offer(device), self._offers[device]):
+                self._channel.publish(topic, payload, retain=True)
+            for chunk, piece in pieces:
+                self._channel.publish(topics.order_again(device) + chunk, piece)
 
     def _keep(self, topic: str, payload: bytes) -> None:
         for part, piece in split(topic, payload):

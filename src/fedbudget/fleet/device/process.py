@@ -66,25 +66,24 @@ class Device:
             kind, owner = topics.parse(topic)
             if not payload:  # a retained message was cleared
                 return []
-            whole = self._joiner.add(f"{kind}/{owner}", payload)
+            is_order = topics.is_order(topic)
+            whole = self._joiner.add(f"{kind}/{owner}/{is_order}", payload)
         except MessageError as error:
             _log.warning("a message is ignored: %s", error)
             return []
         if whole is None:
             return []
+        is_own = kind == "order" or (kind == "offer" and owner == self.name)
+        if not is_own:
+            _log.warning("a message is ignored: %s is not for this device", topic[:100])
+            return []
         if (obstacle := self.availability.obstacle()) != "":
             _log.info("an order is not answered: %s", obstacle)
             return []
-        if kind == "offer" and owner == self.name:
-            replies = self._guard.answer_offer(whole)
-        elif kind == "order":
-            replies = self._guard.answer_order(whole)
-        else:
-            _log.warning("a message is ignored: %s is not for this device", topic[:100])
-            return []
+        answer = self._guard.answer_order if is_order else self._guard.answer_offer
         return [
             Outgoing(reply_topic, data, False)
-            for reply in replies
+            for reply in answer(whole)
             for reply_topic, data in split(topics.reply(self.name), reply.to_bytes())
         ]
 
@@ -128,6 +127,8 @@ def serve(device: Device, broker: BrokerAddress, stop: threading.Event) -> None:
                 waited += 1.0
                 if waited >= device.REFRESH:
                     publish(device.refresh())
+                    # A broker may have lost the subscriptions, and nobody would know.
+                    connection.subscribe(*device.topics)
                     waited = 0.0
                 continue
             publish(device.handle(message.topic, message.payload))

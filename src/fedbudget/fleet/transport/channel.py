@@ -44,6 +44,9 @@ class Channel(Protocol):
     def withdraw(self, topic: str) -> None:
         """Remove a retained message."""
 
+    def reconnect(self) -> None:
+        """Replace a connection over which nothing arrives; it may be broken."""
+
     def flush(self, seconds: float) -> bool:
         """Wait until everything published is sent; return whether it was in time."""
         ...

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_KEEP_ALIVE = 30  # seconds; a broker sends the last will after 1.5 times this
+# Seconds. A client notices a dead connection after two to three of these, a broker
+# after 1.5: a connection whose other end is gone costs less than ten seconds.
+_KEEP_ALIVE = 3
 _SETTLING = 0.3  # seconds in which a broker delivers the messages it has stored
 _QOS = 1  # at least once: receivers recognise duplicates by their round
 
@@ -150,6 +153,15 @@ class Connection:
         """Remove a retained message."""
         self.retained.pop(topic, None)
         self.publish(topic, b"", retain=True)
+
+    def reconnect(self) -> None:
+        """End the connection; the next one subscribes and publishes all again."""
+        link = self._client.socket()
+        if isinstance(link, socket.socket):
+            # Not the TLS socket's own method: it drops the encryption first, and
+            # another thread may be about to send.
+            with suppress(OSError):
+                socket.socket.shutdown(link, socket.SHUT_RDWR)
 
     def flush(self, seconds: float) -> bool:
         """Wait until the broker has acknowledged all publishes and subscriptions."""

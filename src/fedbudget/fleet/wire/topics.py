@@ -4,11 +4,14 @@
     fedbudget/1/declare/ID    device ID       coordinator    yes
     fedbudget/1/status/ID     device ID       coordinator    yes   online | offline
     fedbudget/1/offer/ID      coordinator     device ID      yes
+    fedbudget/1/offer/ID/order  coordinator   device ID      no    an order repeated
     fedbudget/1/order/RUN     coordinator     all devices    yes
     fedbudget/1/reply/ID      device ID       coordinator    no
     fedbudget/1/measure/KIND  measure         measure        order only
 
 RUN is the run's identity in hex. A chunk's number follows the topic: ``.../3``.
+An order goes to all devices at once. It is repeated to those alone that have not
+answered, below their offers, which no other device may read.
 KIND is an order or a reply of `fedbudget measure`, which no device and no coordinator
 reads.
 """
@@ -17,6 +20,7 @@ from fedbudget.errors import MessageError
 
 PREFIX = "fedbudget/1"
 ONLINE, OFFLINE = b"online", b"offline"
+_ORDER = "order"
 
 
 def declare(device: str) -> str:
@@ -37,6 +41,23 @@ def offer(device: str) -> str:
 def order(run: bytes) -> str:
     """Return the topic of a run's orders."""
     return f"{PREFIX}/order/{run.hex()}"
+
+
+def order_again(device: str) -> str:
+    """Return the topic on which an order is repeated to one device."""
+    return f"{offer(device)}/{_ORDER}"
+
+
+def is_order(topic: str) -> bool:
+    """Return whether a topic has orders, for all devices or for one.
+
+    >>> is_order(order(bytes(16))), is_order(f"{order_again('oven')}/2")
+    (True, True)
+    >>> is_order(offer("oven")), is_order(offer("order"))
+    (False, False)
+    """
+    kind, _, *rest = topic.removeprefix(f"{PREFIX}/").split("/")
+    return kind == "order" or (kind == "offer" and rest[:1] == [_ORDER])
 
 
 def reply(device: str) -> str:
@@ -62,13 +83,15 @@ def coordinator_reads() -> tuple[str, ...]:
 def parse(topic: str) -> tuple[str, str]:
     """Return the kind of a topic and its owner, without a chunk's number.
 
-    >>> parse("fedbudget/1/reply/sensor-7/2")
-    ('reply', 'sensor-7')
+    >>> parse("fedbudget/1/reply/sensor-7/2"), parse(order_again("oven"))
+    (('reply', 'sensor-7'), ('offer', 'oven'))
 
     Raises:
         MessageError: It is not a topic of this fleet.
     """
     first, version, kind, owner, *rest = [*topic.split("/"), "", "", "", ""]
+    if kind == "offer" and rest[0] == _ORDER:
+        del rest[0]
     if f"{first}/{version}" != PREFIX or not kind or not owner or any(rest[1:]):
         raise MessageError(f"{topic[:80]!r} is not a topic of this fleet")
     return kind, owner
