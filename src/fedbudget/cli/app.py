@@ -69,8 +69,10 @@ def start(
 
 for command in (init, measure, plan, frontier, train, sweep, report, paper, ui):
     app.command(cls=PlainCommand)(command)
-for command in (audit, export, predict, doctor, certs, server, device):
+for command in (audit, export, predict, doctor, certs):
     app.command(cls=PlainCommand)(command)
+app.add_typer(server, name="server")
+app.add_typer(device, name="device")
 app.add_typer(ledger, name="ledger")
 app.add_typer(fleet, name="fleet")
 

@@ -48,11 +48,12 @@ class DeviceRows:
         """Number of columns."""
         return int(self.rows.x.shape[1])
 
-    def fingerprint(self, count: int) -> str:
-        """Return a digest of the first `count` rows, as used in training."""
+    def fingerprint(self, count: int, *, start: int = 0) -> str:
+        """Return a digest of `count` rows from `start` on, as used in training."""
+        rows = self.rows.part(start, start + count)
         digest = hashlib.sha256(f"{count}x{self.dim}".encode())
-        digest.update(np.ascontiguousarray(self.rows.x[:count], "<f4").data)
-        digest.update(np.ascontiguousarray(self.rows.y[:count], "<f8").data)
+        digest.update(np.ascontiguousarray(rows.x, "<f4").data)
+        digest.update(np.ascontiguousarray(rows.y, "<f8").data)
         return digest.hexdigest()
 
 
