@@ -5,10 +5,11 @@ import re
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedbudget.budget import Budget, Prices
+from fedbudget.budget import Budget, Prices, personal_values
 from fedbudget.cli.config import read_config
 from fedbudget.data import BUILT_IN, Dataset, Schema, from_table, load
 from fedbudget.data.partitions import SEED
@@ -136,13 +137,13 @@ def limits(
     names = source.device_names
     config.check_devices(names)
 
-    def per_device(key: str, default: float) -> list[float]:
-        return [config.devices.get(name, {}).get(key, default) for name in names]
+    def personal(owner: Budget | Prices) -> dict[str, Any]:
+        return {
+            key: [config.devices.get(name, {}).get(key, value) for name in names]
+            for key, value in personal_values(owner).items()
+        }
 
-    return (
-        Budget(**{key: per_device(key, value) for key, value in vars(budget).items()}),
-        Prices(**{key: per_device(key, value) for key, value in vars(prices).items()}),
-    )
+    return replace(budget, **personal(budget)), replace(prices, **personal(prices))
 
 
 def rows_record(options: DataOptions) -> dict[str, object]:

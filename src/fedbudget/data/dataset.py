@@ -191,6 +191,7 @@ class Dataset:
                 self.dissimilarity if dissimilarity is None else dissimilarity
             ),
             overrides=self._encoded_mean(),
+            schema="" if self.schema is None else self.schema.to_json(),
         )
         if not donors:
             return problem

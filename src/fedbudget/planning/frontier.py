@@ -32,7 +32,7 @@ from fedbudget.planning.spectral import (
     respond,
     stable_rate,
 )
-from fedbudget.privacy import accountant_named
+from fedbudget.privacy import Trust, Unit, accountant_named
 from fedbudget.problem import Counts, Problem
 
 _RATES = np.geomspace(0.04, 1, 6)  # shares of the largest stable rate
@@ -107,6 +107,10 @@ def frontier(
     epsilons: ArrayLike = EPSILONS,
     costs: ArrayLike | None = None,
     delta: float | None = None,
+    trust: Trust = "uploads",
+    unit: Unit = "sample",
+    least_answers: int | None = None,
+    colluders: int = 0,
     on_point: Callable[[], None] | None = None,
     **options: Any,
 ) -> Frontier:
@@ -119,6 +123,10 @@ def frontier(
         costs: Cost budgets to try; by default 2 to 10 times the price of a round with
             one step.
         delta: The same for all plans; by default, planned from the rows.
+        trust: What the server sees, as in `Budget`.
+        unit: What epsilon protects, as in `Budget`.
+        least_answers: As in `Budget`.
+        colluders: As in `Budget`.
         on_point: Called after each point, to show progress.
         **options: `planner`, `accountant`, `weights`, ... as for `plan`.
 
@@ -130,7 +138,9 @@ def frontier(
     """
     delta = planned_delta(problem.num_samples) if delta is None else delta
     if costs is None:
-        round_cost = prices.run_cost(rounds=1, tau=1, batch_size=problem.num_samples)
+        round_cost = prices.for_trust(trust).run_cost(
+            rounds=1, tau=1, batch_size=problem.num_samples
+        )
         costs = np.array([2, 3, 5, 8, 10]) * (float(round_cost.max()) or 1.0)
     eps_axis = np.unique(floats(within("epsilons", epsilons, above=0, of="")))
     cost_axis = np.unique(floats(within("costs", costs, above=0, of="")))
@@ -138,9 +148,18 @@ def frontier(
     for epsilon in eps_axis:
         row: list[Plan | None] = []
         for cost in cost_axis:
-            budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
+            budget = Budget(
+                epsilon=epsilon,
+                delta=delta,
+                cost=cost,
+                trust=trust,
+                unit=unit,
+                least_answers=least_answers,
+                colluders=colluders,
+            )
             batch = 1 if options.get("batch_size") is None else options["batch_size"]
-            affordable = max_rounds(budget, prices, tau=1, batch_size=batch) > 0
+            paid = prices.for_trust(trust)
+            affordable = max_rounds(budget, paid, tau=1, batch_size=batch) > 0
             row.append(plan(problem, budget, prices, **options) if affordable else None)
             if on_point is not None:
                 on_point()
