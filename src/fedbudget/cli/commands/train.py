@@ -127,7 +127,7 @@ def train(
             parser=parse_whole,
             metavar="COUNT",
             help="Keep so many devices, drawn by the seed, out of training, and "
-            "measure the model on all of their rows: what it gives to devices that join later.",
+            "measure the model on all of their rows: what devices that join later get.",
             rich_help_panel=RUN,
         ),
     ] = 0,
