@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from fedbudget.estimators import (
         PrivateFederatedClassifier,
         PrivateFederatedRegressor,
+        SchemaEncoder,
         check_pipeline,
     )
     from fedbudget.interop import LinearModel, plan_schema
@@ -86,7 +87,8 @@ _MODULES = {
     "infer_schema load",
     "simulation.devices": "SimulatedDevices",
     "simulation.sweeping": "Sweep sweep",
-    "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor check_pipeline",
+    "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor SchemaEncoder "
+    "check_pipeline",
     "interop": "LinearModel plan_schema",
     "ledger": "Charge Ledger Turns",
     "planning": "Frontier Plan TrustComparison compare_trust frontier plan",
@@ -138,6 +140,7 @@ __all__ = [
     "Round",
     "Run",
     "Schema",
+    "SchemaEncoder",
     "SimulatedDevices",
     "Sweep",
     "TrainingError",

@@ -212,6 +212,7 @@ def _rest(
         overrides=constants,
         spent_mu=spent_mu[active],
         modes=problem.modes,
+        schema=problem.schema,
     )
 
 

@@ -379,3 +379,40 @@ class PlainGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all options and arguments."""
         return _flags_without_type(super().get_params(ctx))
+
+
+class DefaultGroup(PlainGroup):
+    """A group whose command `run` may be left out: `server FOLDER` is `server run`.
+
+    A folder or file with the name of a command is written with a path: ./list.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Add `run` before anything but a command or a request for help."""
+        first = args[0] if args else ""
+        if args and first not in self.commands and first not in ctx.help_option_names:
+            args = ["run", *args]
+        return list(super().parse_args(ctx, args))
+
+
+FLEET = "Fleet"
+Certs: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="FOLDER",
+        help="Output folder of fedbudget certs. Required.",
+        show_default=False,
+        rich_help_panel=FLEET,
+    ),
+]
+BrokerHost: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="Host of the broker; for a cluster, its nodes, such as one,two:8884.",
+        rich_help_panel=FLEET,
+    ),
+]
+BrokerPort: TypeAlias = Annotated[
+    int,
+    typer.Option(parser=parse_whole, help="The broker's port.", rich_help_panel=FLEET),
+]

@@ -103,6 +103,11 @@ class Schema:
             )
 
     @property
+    def columns(self) -> dict[str, Feature]:
+        """The features and the label, by the names of the table's columns."""
+        return {**self.features, self.label: self.target}
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """The classes, in the order of their indices; None for regression."""
         kind = self.target
@@ -290,6 +295,23 @@ class Schema:
             },
             intercept=plain.get("intercept", True),
         )
+
+
+def read_schema(plain: Any, digest: Any) -> Schema | None:
+    """Read a schema that was stored beside its digest; None: none was stored.
+
+    Raises:
+        InvalidInputError: It is no schema, or has another digest.
+    """
+    if plain is None:
+        return None
+    schema = Schema.from_dict(plain)
+    if digest != schema.digest:
+        raise InvalidInputError(
+            f"the schema has digest {schema.digest[:12]}..., not {shown(digest)} as is "
+            "stored beside it: it was changed; restore it, or train again"
+        )
+    return schema
 
 
 _LAYOUT = "write label.name and features.NAME, each with low and high, or values"

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedbudget.budget import MOST_COST, MOST_EPSILON, Budget, Prices
 from fedbudget.checks import Array, floats, whole, within
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
-from fedbudget.planning.plans import Plan
+from fedbudget.planning.plans import Plan, schema_of
 from fedbudget.privacy import (
     GDP,
     Accountant,
@@ -231,6 +231,7 @@ def complete(
         l2=problem.model.l2,
         dim=problem.dim,
         lipschitz=problem["lipschitz"],
+        schema=schema_of(problem),
         planner=planner,
         accountant=setting.accountant.name,
         predicted_loss=choice.predicted_loss,
