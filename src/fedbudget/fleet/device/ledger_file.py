@@ -23,6 +23,7 @@ their digests. Only the last ones of a run are stored.
 
 import hashlib
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -41,9 +42,11 @@ from fedbudget.fleet.device.hash_chain import (
     open_database,
 )
 from fedbudget.fleet.device.policy import BudgetPolicy
+from fedbudget.fleet.wire.messages import LEDGER_DIGITS
 from fedbudget.ledger import Charge, Ledger, mu_squared
 
 PRIVACY, COST = "privacy-budget", "cost-budget"  # the budget a charge overdraws
+_IDENTITY = b"fedbudget ledger identity 1\x00"
 
 
 class StoredAnswer(NamedTuple):
@@ -126,6 +129,7 @@ class _Memory:
 
     ledger: Ledger
     head: Entry | None = None
+    identity: str = ""
     budget: dict[str, Any] | None = None
     data: tuple[int, str] | None = None  # last noted number of rows and fingerprint
     first_rows: int | None = None  # first noted number of rows
@@ -163,6 +167,12 @@ class LedgerFile:
         """The amounts spent, and the budget."""
         with self._open():
             return self._memory.ledger
+
+    @property
+    def identity(self) -> str:
+        """The public identity of this ledger and its copies; it reveals no entry."""
+        with self._open():
+            return self._memory.identity
 
     @property
     def data(self) -> tuple[int, str] | None:
@@ -311,7 +321,8 @@ class LedgerFile:
         for entry in entries:
             self._apply(entry)
         if not entries:
-            self._write(database, "open", {"lineage": self._lineage})
+            nonce = os.urandom(16).hex()  # two ledgers never have one identity
+            self._write(database, "open", {"lineage": self._lineage, "nonce": nonce})
         limits = {
             "epsilon": self._policy.epsilon,
             "delta": self._policy.delta,
@@ -326,6 +337,9 @@ class LedgerFile:
         """Apply an entry that is on disk to memory."""
         memory, body = self._memory, entry.body
         memory.head = entry
+        if entry.kind == "open":
+            digest = hashlib.sha256(_IDENTITY + entry.digest).hexdigest()
+            memory.identity = digest[:LEDGER_DIGITS]
         if entry.kind == "open" and body["lineage"] != self._lineage:
             raise LedgerError(
                 f"ledger {str(self._path)!r} is of the data set {body['lineage']!r}, "
