@@ -9,11 +9,12 @@ Started again with the same folder, it resumes the same round of the same plan.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedbudget.checks import one_of, whole, within
+from fedbudget.data.schema import Schema
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
@@ -59,6 +60,7 @@ class Settings:
     precision: str = PRECISION
     dissimilarity: str | float = USUAL_DISSIMILARITY
     planner: str = PLANNER
+    schema: Schema | None = None  # of the devices' tables, for users of the model
     status_port: int | None = None  # None: no status page
 
     def __post_init__(self) -> None:
@@ -107,6 +109,8 @@ def run_server(
     try:
         with _served(settings, status) as port, channel:
             plan, declarations = _make_plan(settings, checkpoints, channel, roster)
+            if settings.schema is not None:
+                plan = replace(plan, schema=settings.schema)
             devices = FleetDevices(
                 channel,
                 declarations,
