@@ -69,13 +69,14 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "seed": (_WHOLE, "seed"),
         "participation": (_NUMBER, "participation"),
         "personal": (_TRUTH, "personal"),
+        "new_devices": (_WHOLE, "new_devices"),
         "measure_every": (_WHOLE, "measure_every"),
         "out": (_TEXT, "out"),
     },
 }
 _SECTIONS = (*_KEYS, "label", "features", "devices")
 _DEVICE_KEYS = (*_KEYS["budget"], *_KEYS["prices"])
-_TRAIN_ONLY = ("participation", "personal", "measure_every", "out")
+_TRAIN_ONLY = ("participation", "personal", "new_devices", "measure_every", "out")
 
 # The argument that an error names (the library's or the option's), and its key.
 _ARGUMENTS: Mapping[str, tuple[str, str]] = {
