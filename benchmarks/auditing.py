@@ -18,7 +18,10 @@ from fedbudget.auditing.settings import Claim, claims_of
 from fedbudget.auditing.trials import Effort
 from fedbudget.cli.options import parse_numbers
 
-PATHS: dict[str, type[Mechanism]] = {"device": DevicePath, "release": ReleasePath}
+PATHS: dict[str, type[Mechanism[Claim]]] = {
+    "device": DevicePath,
+    "release": ReleasePath,
+}
 CUTS = (0.5, 0.25, 0.1, 0.05)
 ERROR = 1e-3
 
@@ -48,10 +51,11 @@ def claim_of(epsilon: float, delta: float) -> Claim:
         fb.Prices(communication=100, computation=1),
     )
     (claim,), _ = claims_of(plan)
+    assert isinstance(claim, Claim)  # noise per step
     return claim
 
 
-def audited(mechanism: Mechanism, claim: Claim, effort: Effort) -> None:
+def audited(mechanism: Mechanism[Claim], claim: Claim, effort: Effort) -> None:
     result = audit_claim(mechanism, claim, effort, error=ERROR)
     bounds = result.steps
     print(
@@ -63,7 +67,9 @@ def audited(mechanism: Mechanism, claim: Claim, effort: Effort) -> None:
     )
 
 
-def try_cut(mechanism: Mechanism, claim: Claim, effort: Effort, cut: float) -> None:
+def try_cut(
+    mechanism: Mechanism[Claim], claim: Claim, effort: Effort, cut: float
+) -> None:
     weaker = audit_steps(mechanism, claim.with_noise(1 - cut), effort, error=ERROR)
     verb = "caught" if weaker.largest > claim.epsilon else "not caught"
     print(

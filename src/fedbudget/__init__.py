@@ -47,11 +47,19 @@ if TYPE_CHECKING:
     from fedbudget.estimators import (
         PrivateFederatedClassifier,
         PrivateFederatedRegressor,
+        SchemaEncoder,
         check_pipeline,
     )
     from fedbudget.interop import LinearModel, plan_schema
     from fedbudget.ledger import Charge, Ledger, Turns
-    from fedbudget.planning import Frontier, Plan, frontier, plan
+    from fedbudget.planning import (
+        Frontier,
+        Plan,
+        TrustComparison,
+        compare_trust,
+        frontier,
+        plan,
+    )
     from fedbudget.privacy import (
         LocalSteps,
         NoisyGradients,
@@ -79,10 +87,11 @@ _MODULES = {
     "infer_schema load",
     "simulation.devices": "SimulatedDevices",
     "simulation.sweeping": "Sweep sweep",
-    "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor check_pipeline",
+    "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor SchemaEncoder "
+    "check_pipeline",
     "interop": "LinearModel plan_schema",
     "ledger": "Charge Ledger Turns",
-    "planning": "Frontier Plan frontier plan",
+    "planning": "Frontier Plan TrustComparison compare_trust frontier plan",
     "privacy": "LocalSteps NoisyGradients NoisyUploads PrivacyStatement",
     "problem": "Constant Problem",
     "record": "Record Round",
@@ -131,13 +140,16 @@ __all__ = [
     "Round",
     "Run",
     "Schema",
+    "SchemaEncoder",
     "SimulatedDevices",
     "Sweep",
     "TrainingError",
+    "TrustComparison",
     "Turns",
     "__version__",
     "audit",
     "check_pipeline",
+    "compare_trust",
     "from_partitions",
     "from_table",
     "frontier",

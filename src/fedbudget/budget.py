@@ -1,13 +1,15 @@
 """Budgets of a device, prices, and the cost of a run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.checks import Array, PerDevice, floats, per_device, within
+from fedbudget.checks import Array, PerDevice, floats, one_of, per_device, whole, within
 from fedbudget.errors import InvalidInputError
+from fedbudget.privacy.runs import TRUSTS, UNITS, Trust, Unit
+from fedbudget.privacy.uploads import check_answers
 
 # Far above any use, and far below where the arithmetic of a plan overflows.
 MOST_EPSILON, MOST_COST, LEAST_DELTA = 1e12, 1e100, 1e-100
@@ -24,18 +26,30 @@ FIRST_EPSILON, FIRST_COST = 4.0, 1000.0
 class Budget:
     """The privacy loss and the resource cost that each device may spend at most.
 
-    Every field is one number for all devices, or one per device. A delta that is not
-    given is planned from the devices' numbers of rows: see `planned_delta`.
+    Epsilon, delta and cost are one number for all devices, or one per device. A delta
+    that is not given is planned from the devices' numbers of rows: see `planned_delta`.
+    The other fields say what epsilon promises, and are the same for all devices.
 
     >>> Budget(epsilon=4.0, delta=1e-4, cost=1000)
     Budget(epsilon=4.0, delta=0.0001, cost=1000.0)
+    >>> Budget(epsilon=1.0, cost=1000, trust="sum", least_answers=40)
+    Budget(epsilon=1.0, cost=1000.0, trust='sum', least_answers=40)
     """
 
     epsilon: PerDevice
     delta: PerDevice | None = None  # None: planned
     cost: PerDevice  # in the unit of the prices
+    # What the server sees: every upload, or only sums of uploads (secure aggregation),
+    # in which devices share the noise.
+    trust: Trust = "uploads"
+    unit: Unit = "sample"  # what epsilon protects: a sample, or all samples of a device
+    # t: a sum of fewer answers is never seen. None: of all devices that take part: it
+    # needs the least noise, and tolerates no lost answer. Only with trust "sum".
+    least_answers: int | None = None
+    colluders: int = 0  # c: devices that may be on the server's side; with trust "sum"
 
     def __post_init__(self) -> None:
+        self._check_trust()
         checked: dict[str, PerDevice] = {
             "epsilon": within(
                 "epsilon",
@@ -61,6 +75,33 @@ class Budget:
                 remedy="use less than one over the number of samples of a device",
             )
         _set(self, checked)
+
+    def _check_trust(self) -> None:
+        one_of("trust", self.trust, TRUSTS)
+        one_of("unit", self.unit, UNITS)
+        whole("colluders", self.colluders, least=0)
+        if self.least_answers is not None:
+            check_answers(self.least_answers, self.colluders)
+        if self.trust == "sum":
+            return
+        for name, unset in (("least_answers", None), ("colluders", 0)):
+            value = getattr(self, name)
+            if value != unset:
+                raise InvalidInputError(
+                    f"{name} {value} is for trust 'sum', got trust {self.trust!r}: a "
+                    "server that sees every upload needs no other device; leave it out",
+                    argument=name,
+                )
+
+    def __repr__(self) -> str:
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        defaults = {item.name: item.default for item in fields(self)}
+        shown = [
+            f"{name}={value!r}"
+            for name, value in values.items()
+            if isinstance(value, np.ndarray) or value != defaults[name]
+        ]
+        return f"Budget({', '.join(shown)})"
 
     def for_rows(self, num_samples: ArrayLike) -> "Budget":
         """Return the budget of devices with these rows: its delta, or a planned one.
@@ -103,16 +144,29 @@ class Prices:
     communication: PerDevice  # c1: per round, for the download and the upload
     computation: PerDevice  # c2: per local step
     computation_per_sample: PerDevice = 0.0  # per sample in a local step, in addition
+    # Per round of secure aggregation, whose masks and shares are messages too; it is
+    # paid instead of `communication` if trust is "sum". None: the same.
+    secure_round: PerDevice | None = None
 
     def __post_init__(self) -> None:
-        names = ("communication", "computation", "computation_per_sample")
         _set(
             self,
             {
-                name: within(name, getattr(self, name), least=0, most=MOST_COST)
-                for name in names
+                name: within(name, value, least=0, most=MOST_COST)
+                for name, value in vars(self).items()
+                if value is not None
             },
         )
+
+    def for_trust(self, trust: Trust) -> "Prices":
+        """Return what devices pay under this trust, with its price of a round.
+
+        >>> Prices(communication=100, computation=1, secure_round=130).for_trust("sum")
+        Prices(communication=130.0, computation=1.0, computation_per_sample=0.0, ...)
+        """
+        if trust == "uploads" or self.secure_round is None:
+            return replace(self, secure_round=None)
+        return replace(self, communication=self.secure_round, secure_round=None)
 
     def step_cost(self, *, batch_size: ArrayLike) -> Array:
         """Return the cost of one local step, per device."""
@@ -151,8 +205,15 @@ class Prices:
 def check_devices(budget: Budget, prices: Prices, num_devices: int) -> None:
     """Raise unless every list has one entry per device."""
     for owner in (budget, prices):
-        for name, value in vars(owner).items():
+        for name, value in personal_values(owner).items():
             per_device(name, value, num_devices)
+
+
+def personal_values(owner: Budget | Prices) -> dict[str, PerDevice]:
+    """Return the fields that may have one number per device, where they are given."""
+    names = ("epsilon", "delta", "cost") if isinstance(owner, Budget) else vars(owner)
+    values = {name: getattr(owner, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def planned_delta(num_samples: ArrayLike) -> float:

@@ -123,6 +123,7 @@ class Problem:
     spent_mu: Array  # privacy cost of constants that were replaced, per device
     spent_on: frozenset[str]  # the names of those measurements
     modes: Modes | None  # measured on a public sample; None: assumed
+    schema: str  # canonical JSON of the rows' public schema; empty: not known
 
     def __init__(
         self,
@@ -137,6 +138,7 @@ class Problem:
         spent_mu: ArrayLike = 0.0,
         spent_on: Iterable[str] = (),
         modes: Modes | None = None,
+        schema: str = "",
     ) -> None:
         counts = _counts(num_samples)
         spent = per_device(
@@ -151,6 +153,7 @@ class Problem:
             "spent_mu": spent,
             "spent_on": frozenset(spent_on),
             "modes": modes,
+            "schema": schema,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -236,6 +239,7 @@ class Problem:
             spent_mu=np.sqrt(spent),
             spent_on=self.prior_releases,
             modes=self.modes,
+            schema=self.schema,
         )
 
     def with_public_sample(self, x: Rows, y: Labels, *, note: str = "") -> "Problem":

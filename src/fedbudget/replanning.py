@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.budget import Budget, Prices
+from fedbudget.budget import Budget, Prices, personal_values
 from fedbudget.checks import Array, PerDevice, whole
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.planning import Plan, plan
@@ -72,7 +72,8 @@ def replan(
         )
     rest = plan(
         _rest(problem, run, spent_mu, active),
-        Budget(
+        replace(
+            budget,
             epsilon=epsilon[active],
             delta=delta[active],
             cost=(cost - spent_cost)[active],
@@ -211,6 +212,7 @@ def _rest(
         overrides=constants,
         spent_mu=spent_mu[active],
         modes=problem.modes,
+        schema=problem.schema,
     )
 
 
@@ -218,11 +220,8 @@ def _prices_of(prices: Prices, active: NDArray[np.bool_]) -> Prices:
     def subset(value: PerDevice) -> PerDevice:
         return value[active] if isinstance(value, np.ndarray) else value
 
-    return Prices(
-        communication=subset(prices.communication),
-        computation=subset(prices.computation),
-        computation_per_sample=subset(prices.computation_per_sample),
-    )
+    values = personal_values(prices)
+    return Prices(**{name: subset(value) for name, value in values.items()})
 
 
 def _for_all(

@@ -85,6 +85,23 @@ def test_a_device_with_another_schema_is_left_out_by_name(
     assert connection.notices == {"c": line.removeprefix("device c is left out: ")}
 
 
+def test_a_coordinator_that_knows_the_schema_does_not_ask_the_majority(
+    tmp_path: Path,
+) -> None:
+    declarations = [
+        declared(tmp_path, name, {} if name == "c" else SWAPPED) for name in "abc"
+    ]
+    assert planned(declarations, Roster()) == ["a", "b"]
+    roster, digest = Roster(), declarations[2].schema
+    assert digest is not None
+    _, selected = plan_fleet(declarations, roster=roster, schema=digest)
+    assert [d.device for d in selected] == ["c"]
+    connection = Scripted()
+    roster.send_notices(connection, SIGNER)
+    assert sorted(connection.notices) == ["a", "b"]
+    assert digest[:12] in connection.notices["a"]
+
+
 def test_rows_with_and_without_a_schema_do_not_mix(tmp_path: Path) -> None:
     declarations = [declared(tmp_path, name, {}) for name in "abc"]
     declarations[1] = replace(declarations[1], schema=None)

@@ -12,6 +12,8 @@ import pytest
 
 import fedbudget as fb
 from fedbudget.planning.shared_noise import SumSchedule, shared_noise_plan
+from fedbudget.release.rows import exact_rows
+from fedbudget.release.uploads import UploadRounds
 from fedbudget.training import Order
 from tests.examples import small_data
 
@@ -44,6 +46,27 @@ def test_no_model_is_computed_from_fewer_answers_than_the_plan_says() -> None:
     assert seen > 3
     # A round whose sum nobody sees is charged like the others.
     assert devices.ledger.epsilon_at(1e-5) == pytest.approx(PLAN.epsilon, rel=1e-9)
+
+
+def test_no_model_is_released_from_fewer_answers_than_the_plan_says() -> None:
+    # Three of eight devices have no budget left: a sum of five is never computed.
+    budget = fb.Budget(epsilon=[2.0] * 5 + [0.1] * 3, delta=1e-5, cost=1000)
+    devices = fb.ReleaseDevices(DATA, budget=budget)
+    devices.begin(PLAN)
+    theta = np.arange(float(DATA.dim))
+    for number in range(1, 4):
+        replies = devices.run_round(Order(number=number, theta=theta, plan=PLAN))
+        assert not replies.answered.any() and (replies.theta == theta).all()
+        assert sorted(replies.refused) == [5, 6, 7]
+    assert (devices.ledger.epsilon_at(1e-5)[:5] > 0).all()
+
+
+def test_the_sum_of_a_release_refuses_too_few_devices() -> None:
+    packed = exact_rows(DATA.train, PLAN.model)
+    rounds = UploadRounds.of(PLAN, packed)
+    none = np.zeros(0, dtype=np.uint32)
+    with pytest.raises(fb.InvalidInputError, match="5 devices answered, below"):
+        rounds.model_after(np.zeros(DATA.dim), np.arange(5), first_step=0, deal=none)
 
 
 def test_a_plan_cannot_lower_the_number_without_more_noise() -> None:

@@ -14,7 +14,7 @@ from fedbudget.auditing.settings import Claim
 from fedbudget.checks import Array
 from fedbudget.fleet.device.exact_noise import ExactNormals, Integers, Words
 from fedbudget.fleet.device.exact_steps import NoiseGrid
-from fedbudget.losses import Loss, loss_named
+from fedbudget.losses import loss_named
 from fedbudget.privacy import mu_from_epsilon
 
 LOSSES = ["logistic", "hinge", "smooth_hinge", "huber", "softmax"]
@@ -83,7 +83,8 @@ class SmallGrid(SeededPath):
 class FloatSums(SeededPath):
     """Adds gradients in float32, one row after the other."""
 
-    def gradient_sum(self, loss: Loss, theta: Array, table: Table) -> ExactSum:
+    def exact_sum(self, claim: Claim, theta: Array, table: Table) -> ExactSum:
+        loss = claim.model
         gradients = loss.sample_gradients(theta, table.x, table.y).astype(np.float32)
         total = np.add.accumulate(gradients, axis=0)[-1]
         unit = Fraction(1, 2**30)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.auditing.audits import canaries_of
 from fedbudget.auditing.grids import measure_grid, measure_model_grid, off_grid
 from fedbudget.auditing.mechanisms import DevicePath
 from fedbudget.checks import Array
@@ -19,13 +18,13 @@ from tests.auditing.examples import LOSSES, FloatNoise, claim
 @pytest.mark.parametrize("loss", LOSSES)
 def test_exact_releases_are_on_the_grid(loss: str) -> None:
     item = claim(loss=loss)
-    result = measure_grid(DevicePath(), item, canaries_of(item), values=500)
+    result = measure_grid(DevicePath(), item, item.canaries(), values=500)
     assert result.holds and result.off == (0, 0)
 
 
 def test_noise_in_floating_point_is_caught() -> None:
     item = claim()
-    result = measure_grid(FloatNoise(), item, canaries_of(item), values=500)
+    result = measure_grid(FloatNoise(), item, item.canaries(), values=500)
     assert not result.holds and "OFF" in str(result)
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedbudget.auditing.audits import CONSISTENT, audit_claim, canaries_of
+from fedbudget.auditing.audits import CONSISTENT, audit_claim
 from fedbudget.auditing.grids import measure_grid
 from fedbudget.auditing.mechanisms import DevicePath
 from fedbudget.auditing.release_path import ReleasePath
@@ -24,10 +24,10 @@ def test_compiled_sums_keep_the_bound(loss: str) -> None:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_canaries_have_the_same_sums_on_both_paths(loss: str) -> None:
     item = claim(loss=loss)
-    pair = canaries_of(item)
+    pair = item.canaries()
     for table in pair.tables:
         ours, theirs = (
-            path.gradient_sum(item.model, pair.theta, table)
+            path.exact_sum(item, pair.theta, table)
             for path in (ReleasePath(), DevicePath())
         )
         assert ours.unit == theirs.unit
@@ -36,9 +36,9 @@ def test_canaries_have_the_same_sums_on_both_paths(loss: str) -> None:
 
 def test_a_compiled_release_is_that_of_the_grid() -> None:
     item = claim()
-    pair, path = canaries_of(item), ReleasePath()
+    pair, path = item.canaries(), ReleasePath()
     grid = path.grid(item)
-    total = path.gradient_sum(item.model, pair.theta, pair.first)
+    total = path.exact_sum(item, pair.theta, pair.first)
     noise = path.draw(50 * len(total.numbers), scale_bits=grid.scale_bits)
     noise = noise.reshape(50, -1)
     released = path.release(grid, total, noise)

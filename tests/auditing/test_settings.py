@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.auditing.settings import MOST_CLAIMS, claims_of
+from fedbudget.auditing.settings import MOST_CLAIMS, Claim, claims_of
 from fedbudget.errors import InvalidInputError
 from fedbudget.privacy import GDP
 
@@ -40,6 +40,7 @@ def test_falling_noise_is_audited_as_constant_noise_of_equal_cost() -> None:
     plan = plan_of([200, 200], noise_schedule=True)
     assert plan.noise_decay < 1
     (claim,), notes = claims_of(plan)
+    assert isinstance(claim, Claim)
     assert claim.noise_std == float(plan.noise_std[0])
     assert "constant noise that costs the same" in notes[0]
 

@@ -7,16 +7,13 @@ import pytest
 from scipy import stats
 
 from fedbudget.auditing import mechanisms
-from fedbudget.auditing.audits import canaries_of
 from fedbudget.auditing.bounds import Trials
-from fedbudget.auditing.mechanisms import LEARNING_RATE, DevicePath
+from fedbudget.auditing.mechanisms import LEARNING_RATE, DevicePath, added_sums
 from fedbudget.auditing.trials import (
     Effort,
     Signal,
     collect,
     run_trials,
-    small_claim,
-    small_pair,
     steps_trials,
 )
 from fedbudget.checks import Array
@@ -40,7 +37,7 @@ def check_law(trials: Trials, mu: float) -> None:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_trials_have_the_law_of_the_claim(loss: str) -> None:
     item = claim(10.0, loss=loss, steps=3)
-    trials = steps_trials(SeededPath(), item, canaries_of(item), Effort(trials=4000))
+    trials = steps_trials(SeededPath(), item, item.canaries(), Effort(trials=4000))
     check_law(trials, 2 * math.sqrt(3) / item.noise_multiplier)
 
 
@@ -61,24 +58,25 @@ def test_a_step_of_a_trial_is_a_step_of_the_device(
     loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The same words give the same released sums, to the bit.
-    item = small_claim(claim(loss=loss, steps=1))
-    pair = small_pair(item)
+    item = claim(loss=loss, steps=1).small()
+    pair = item.canaries()
     count = item.num_params
     monkeypatch.setattr(exact_steps, "ExactNormals", seeded_normals)
     path = DevicePath()
     for table in pair.tables:
-        (theta,) = path.runs(item, table, np.zeros(count), 1)
-        total = path.gradient_sum(item.model, np.zeros(count), table)
+        sums = path.runs(item, table, np.zeros(count), 1)
+        total = path.exact_sum(item, np.zeros(count), table)
         grid = path.grid(item)
         noise = seeded_normals().draw(count, scale_bits=grid.scale_bits)
         released = path.release(grid, total, noise[None, :])[0]
         step = LEARNING_RATE * (released / item.batch_size)
-        assert np.array_equal(theta, np.zeros(count) - step)
+        models = np.zeros((1, count)) - step
+        assert np.array_equal(sums, added_sums(item, np.zeros(count), models))
 
 
 def test_the_table_of_whole_runs_has_the_noise_multiplier_of_the_claim() -> None:
     item = claim(batch_size=100_000)
-    small = small_claim(item)
+    small = item.small()
     assert small.batch_size < 100 and small.dim <= item.dim
     assert small.noise_multiplier == pytest.approx(item.noise_multiplier)
 
@@ -93,9 +91,9 @@ def test_only_coordinates_that_differ_are_drawn() -> None:
 
     item = claim(steps=5)
     path = Counting()
-    steps_trials(path, item, canaries_of(item), Effort(trials=100))
+    steps_trials(path, item, item.canaries(), Effort(trials=100))
     assert sum(drawn) == 2 * 100 * 5
-    assert list(Signal.of(path, item, canaries_of(item)).index) == [0]
+    assert list(Signal.of(path, item, item.canaries()).index) == [0]
 
 
 def test_time_ends_trials_and_sides_are_equal() -> None:

@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 import fedbudget
-from fedbudget.cli import output
+from fedbudget.cli import DEVICE_COMMANDS, output
 from fedbudget.cli.app import app
 from fedbudget.fleet.coordinator.process import Settings
 from fedbudget.fleet.transport.address import BrokerAddress
@@ -54,11 +56,16 @@ def test_no_command_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage" in result.out
 
 
-COMMANDS = {
-    name: command
-    for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
-    if not hasattr(command, "commands")  # a group has none of its own options
-}
+def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the words and the command of each; a group has none of its own options."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -84,6 +91,11 @@ def test_the_file_of_a_command_is_the_word_that_is_typed() -> None:
         assert getattr(module, str(group.name)) is group.typer_instance
 
 
+def test_the_words_after_device_are_its_commands() -> None:
+    words = {name.split()[1] for name in COMMANDS if name.startswith("device ")}
+    assert set(DEVICE_COMMANDS) == words
+
+
 NUMBERS = [
     (name, option.opts[0])
     for name, command in COMMANDS.items()
@@ -98,7 +110,7 @@ NUMBERS = [
 def test_what_is_no_number_is_shown(
     capsys: pytest.CaptureFixture[str], command: str, option: str
 ) -> None:
-    result = run(capsys, command, option, "four")
+    result = run(capsys, *command.split(), option, "four")
     says = (f"'{option}': 'four' is not a", f": see fedbudget {command} --help\n")
     assert_one_line(result, code=2, says=says)
 
@@ -106,7 +118,7 @@ def test_what_is_no_number_is_shown(
 def test_a_coordinators_defaults_are_those_of_its_settings() -> None:
     settings = {item.name: item.default for item in dataclasses.fields(Settings)}
     settings |= {item.name: item.default for item in dataclasses.fields(BrokerAddress)}
-    shown = {option.name: option.default for option in COMMANDS["server"].params}
+    shown = {option.name: option.default for option in COMMANDS["server run"].params}
     both = (set(settings) & set(shown)) - {"out"}
     assert {"port", "wait", "deadline", "minimum", "precision", "planner"} <= both
     assert {name: shown[name] for name in both} == {n: settings[n] for n in both}

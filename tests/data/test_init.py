@@ -23,7 +23,9 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def test_an_unknown_data_set_is_refused_with_the_list() -> None:
-    with pytest.raises(InvalidInputError, match="'mnist' is not known: use adult or"):
+    with pytest.raises(
+        InvalidInputError, match="'mnist' is not known: use adult, wisdm"
+    ):
         load("mnist")
 
 

@@ -63,7 +63,7 @@ def test_a_round_trip_through_scikit_learn(name: str) -> None:
 def test_onnx_runtime_predicts_the_same(model: LinearModel) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    from fedbudget.interop.export import from_onnx, to_onnx
+    from fedbudget.interop.onnx_files import from_onnx, to_onnx
 
     data = to_onnx(model)
     session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
@@ -74,7 +74,7 @@ def test_onnx_runtime_predicts_the_same(model: LinearModel) -> None:
         assert outputs["value"][:, 0] == pytest.approx(scores, abs=1e-5)
     else:
         assert model.classes is not None
-        assert (np.array(model.classes)[outputs["label"]] == model.predict(X)).all()
+        assert (outputs["label"] == model.predict(X)).all()
     if model.loss in ("hinge", "smooth_hinge"):
         assert outputs["score"][:, 0] == pytest.approx(scores, abs=1e-5)
     if "probabilities" in outputs:
@@ -87,7 +87,7 @@ def test_onnx_runtime_predicts_the_same(model: LinearModel) -> None:
 
 def test_onnx_files_of_others_are_refused() -> None:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-    from fedbudget.interop.export import from_onnx
+    from fedbudget.interop.onnx_files import from_onnx
 
     with pytest.raises(DataError, match="not an ONNX file"):
         from_onnx(b"nonsense")
@@ -145,6 +145,7 @@ def test_a_run_is_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     columns: dict[str, list[Any]] = {"volts": [4.9, 0.1], "site": ["roof", "roof"]}
     rows = fb.Schema.from_dict(schema).encode(columns)
     assert model.predict(rows).tolist() == ["yes", "no"]
+    assert model.predict(columns).tolist() == ["yes", "no"]
     out = folder / "model.json"
     result = run(capsys, "export", str(folder), str(out))
     assert result.code == 0
@@ -158,7 +159,8 @@ def test_a_run_is_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 
     result = run(capsys, "export", str(folder), str(folder / "m.joblib"), "--json")
     assert json.loads(result.out)["classes"] == ["no", "yes"]
-    assert joblib.load(folder / "m.joblib").predict(rows).tolist() == ["yes", "no"]
+    fitted = joblib.load(folder / "m.joblib")
+    assert fitted.predict(columns).tolist() == ["yes", "no"]
     pytest.importorskip("onnx", reason="onnx is not installed")
     assert run(capsys, "export", str(folder), str(folder / "m.onnx")).code == 0
 

@@ -179,19 +179,13 @@ def test_shared_noise_learns_where_noise_per_step_does_not() -> None:
     assert accuracy[0] > accuracy[1] + 0.05
 
 
-def test_real_devices_and_releases_refuse_such_plans() -> None:
-    from fedbudget.auditing.settings import claims_of
+def test_real_devices_and_replanning_refuse_such_plans() -> None:
     from fedbudget.fleet.coordinator.roster import check_fit
-    from fedbudget.release.devices import ReleaseDevices
     from fedbudget.replanning import replan
 
     plan = planned()
     with pytest.raises(InvalidInputError, match="trust 'sum' with unit 'sample'"):
         check_fit(replace(plan), [None] * 6)  # type: ignore[list-item]
-    with pytest.raises(InvalidInputError, match="a release adds noise in every step"):
-        ReleaseDevices(DATA).begin(plan)
-    with pytest.raises(InvalidInputError, match="covers noise per step"):
-        claims_of(plan)
     run = fb.train(plan, fb.SimulatedDevices(DATA))
     with pytest.raises(InvalidInputError, match="the run has trust 'sum'"):
         replan(run, DATA.problem(loss="smooth_hinge"), BUDGET, PRICES)

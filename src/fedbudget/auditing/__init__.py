@@ -1,9 +1,11 @@
 """An empirical audit of a privacy claim, on synthetic canary rows.
 
 settings.py      the claims of a plan, one for each kind of device
-canaries.py      crafted tables that differ in one row
+upload_claims.py the claims of plans whose server sees only sums
+canaries.py      crafted tables that differ in one row, or in all
 mechanisms.py    the release paths under test, behind one small protocol
 release_path.py  the path of releases in this process; kernels.py compiles its calls
+upload_paths.py  uploads to a sum, on both paths
 sensitivity.py   part (a): the sums of neighbouring tables, in whole numbers
 noise.py         part (b): variance, tails and cells of the noise
 grids.py         part (c): released values lie on their grid

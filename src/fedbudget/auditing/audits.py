@@ -9,17 +9,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
-from typing import TypeAlias
+from typing import Generic, TypeAlias
 
 from fedbudget.auditing.bounds import LowerBounds, Trials, lower_bounds
-from fedbudget.auditing.canaries import Pair, opposite_pair
 from fedbudget.auditing.grids import GridTest, measure_grid
 from fedbudget.auditing.guards import GuardTest
-from fedbudget.auditing.mechanisms import Mechanism
+from fedbudget.auditing.mechanisms import AnyClaim, Mechanism
 from fedbudget.auditing.noise import NoiseTest, measure_noise
 from fedbudget.auditing.sensitivity import Sensitivity, measure_sensitivity
-from fedbudget.auditing.settings import Claim
+from fedbudget.auditing.settings import Audited, Claim
 from fedbudget.auditing.trials import AT_ONCE, Effort, run_trials, steps_trials
+from fedbudget.auditing.upload_claims import UploadClaim
 from fedbudget.privacy import rounded_up
 
 CONSISTENT = "consistent: no evidence against the claim"
@@ -28,7 +28,6 @@ VIOLATED, INCONCLUSIVE = "violated", "inconclusive"
 # Shares of the seconds, or of the trials. Parts (a) and (c) need less than a second.
 _NOISE, _STEPS, _RUNS, _CONTROL = (0.08, 0.0), (0.62, 1.0), (0.12, 0.01), (0.08, 0.25)
 _STEPS_ERROR, _RUNS_ERROR = 0.8, 0.2  # shares of the error probability
-_MOST_ROWS, _MOST_COLUMNS = 2048, 8  # of the canaries' tables
 _GRID_VALUES = 10_000
 _NOISE_DRAWS = 100_000  # if a number of trials is given, and no time
 
@@ -54,7 +53,7 @@ class Control:
 class ClaimAudit:
     """The audit of one claim: its parts, and what follows from them."""
 
-    claim: Claim
+    claim: Claim | UploadClaim
     path: str  # the release path under test
     sensitivity: Sensitivity
     noise: NoiseTest
@@ -108,8 +107,8 @@ def verdict_of(violations: tuple[str, ...], weaknesses: tuple[str, ...]) -> str:
 
 
 def audit_claim(
-    mechanism: Mechanism,
-    claim: Claim,
+    mechanism: Mechanism[AnyClaim],
+    claim: AnyClaim,
     effort: Effort,
     *,
     error: float,
@@ -147,26 +146,27 @@ def audit_claim(
 
 
 def audit_steps(
-    mechanism: Mechanism, claim: Claim, effort: Effort, *, error: float
+    mechanism: Mechanism[AnyClaim], claim: AnyClaim, effort: Effort, *, error: float
 ) -> LowerBounds:
     """Return the lower bounds of an audit, without its other parts."""
     return _Parts(mechanism, claim, effort, error, lambda text, share: None).steps()
 
 
-class _Parts:
+class _Parts(Generic[AnyClaim]):
     """The parts of an audit, each with its share of the effort."""
 
     def __init__(
         self,
-        mechanism: Mechanism,
-        claim: Claim,
+        mechanism: Mechanism[AnyClaim],
+        claim: AnyClaim,
         effort: Effort,
         error: float,
         on_part: OnPart,
     ) -> None:
-        self._mechanism, self._claim = mechanism, claim
+        self._mechanism: Mechanism[AnyClaim] = mechanism
+        self._claim: AnyClaim = claim
         self._effort, self._error, self._on_part = effort, error, on_part
-        self._pair = canaries_of(claim)
+        self._pair = claim.canaries()
 
     def exact(self) -> tuple[Sensitivity, GridTest]:
         self._on_part("sensitivity and grid", 0.0)
@@ -203,7 +203,7 @@ class _Parts:
         caught = bounds.largest > self._claim.epsilon
         return Control(name=name, noise=noise, bounds=bounds, caught=caught)
 
-    def _of_steps(self, claim: Claim, effort: Effort) -> LowerBounds:
+    def _of_steps(self, claim: AnyClaim, effort: Effort) -> LowerBounds:
         trials = steps_trials(self._mechanism, claim, self._pair, effort)
         return self._bounds(trials, _STEPS_ERROR)
 
@@ -217,17 +217,7 @@ class _Parts:
         return lower_bounds(trials, delta=self._claim.delta, error=error)
 
 
-def canaries_of(claim: Claim) -> Pair:
-    """Return the canaries' tables: as large as the claim's, up to a limit.
-
-    The noise and its grid are those of the claim's own size. More rows or columns would
-    add the same numbers to both sums.
-    """
-    rows = min(claim.batch_size, _MOST_ROWS)
-    return opposite_pair(claim.model, rows=rows, dim=min(claim.dim, _MOST_COLUMNS))
-
-
-def printed_share(claim: Claim) -> float:
+def printed_share(claim: Audited) -> float:
     """Return the noise that the paper's `opt_sigma` prints, over the claim's noise.
 
     It takes the other root of epsilon = rho + 2 sqrt(rho log(1/delta)): erratum 1.

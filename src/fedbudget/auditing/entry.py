@@ -16,10 +16,12 @@ from fedbudget.auditing.audits import (
 )
 from fedbudget.auditing.grids import ModelGridTest, measure_model_grid
 from fedbudget.auditing.guards import guard_trials, guarded_run
-from fedbudget.auditing.mechanisms import DevicePath, Mechanism
+from fedbudget.auditing.mechanisms import DevicePath
 from fedbudget.auditing.release_path import ReleasePath
-from fedbudget.auditing.settings import claims_of
+from fedbudget.auditing.settings import Claim, claims_of
 from fedbudget.auditing.trials import Effort
+from fedbudget.auditing.upload_claims import UploadClaim
+from fedbudget.auditing.upload_paths import DeviceUploads, ReleaseUploads
 from fedbudget.checks import number, one_of, whole
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.device.policy import Policy, read_policy
@@ -110,17 +112,17 @@ def audit(
         whole("trials", trials, least=_LEAST_TRIALS)
     effort = Effort(trials=trials) if trials is not None else Effort(seconds=seconds)
     opened = _opened(target)
-    mechanism = _mechanism(path, opened)
+    code = _code(path, opened)
     started = time.monotonic()
     error, model, simulation = 1 - confidence, None, False
     if isinstance(opened, Policy):
         claims, notes = _audit_policy(opened, effort, error, on_part)
     elif isinstance(opened, Plan):
-        claims, notes = _audit_plan(opened, mechanism, effort, error, on_part)
+        claims, notes = _audit_plan(opened, code, effort, error, on_part)
     else:
         simulation = is_simulation(opened.about)
         model = measure_model_grid(opened, released=not simulation)
-        claims, notes = _audit_plan(opened.plan, mechanism, effort, error, on_part)
+        claims, notes = _audit_plan(opened.plan, code, effort, error, on_part)
     return Audit(
         subject=_subject(target, opened),
         kind=_KINDS[type(opened)],
@@ -143,8 +145,8 @@ def is_simulation(about: Mapping[str, Any]) -> bool:
     )
 
 
-def _mechanism(path: str | None, opened: Plan | Policy | RecordedRun) -> Mechanism:
-    """Return the code under test."""
+def _code(path: str | None, opened: Plan | Policy | RecordedRun) -> str:
+    """Return whose code is under test."""
     of_fleet = isinstance(opened, RecordedRun) and "fleet" in opened.about
     if path is None:
         path = "device" if of_fleet or isinstance(opened, Policy) else "release"
@@ -153,27 +155,29 @@ def _mechanism(path: str | None, opened: Plan | Policy | RecordedRun) -> Mechani
         raise InvalidInputError(
             f"path {path!r} has no guard: audit a policy with path 'device'"
         )
-    return DevicePath() if path == "device" else ReleasePath()
+    return path
 
 
 def _audit_plan(
-    plan: Plan, mechanism: Mechanism, effort: Effort, error: float, on_part: OnPart
+    plan: Plan, code: str, effort: Effort, error: float, on_part: OnPart
 ) -> tuple[tuple[ClaimAudit, ...], tuple[str, ...]]:
     """Audit the worst claims of a plan; they share time and error probability."""
     claims, notes = claims_of(plan)
     share = 1 / len(claims)
     part = effort.part(seconds=share, trials=1.0)
-    audited = [
-        audit_claim(
-            mechanism,
-            claim,
-            part,
-            error=share * error,
-            on_part=lambda text, size: on_part(text, share * size),
-        )
-        for claim in claims
-    ]
-    return tuple(audited), notes
+
+    def audited(claim: Claim | UploadClaim) -> ClaimAudit:
+        error_share = share * error
+        if isinstance(claim, UploadClaim):
+            uploads = DeviceUploads() if code == "device" else ReleaseUploads()
+            return audit_claim(uploads, claim, part, error=error_share, on_part=report)
+        steps = DevicePath() if code == "device" else ReleasePath()
+        return audit_claim(steps, claim, part, error=error_share, on_part=report)
+
+    def report(text: str, size: float) -> None:
+        on_part(text, share * size)
+
+    return tuple(map(audited, claims)), notes
 
 
 def _audit_policy(

@@ -23,7 +23,7 @@ from fedbudget.auditing.bounds import Trials
 from fedbudget.auditing.canaries import Table
 from fedbudget.auditing.mechanisms import DevicePath
 from fedbudget.auditing.settings import Claim
-from fedbudget.auditing.trials import Effort, Signal, collect, small_pair
+from fedbudget.auditing.trials import Effort, Signal, collect
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.device.guard import Guard
@@ -173,7 +173,7 @@ def _claim(policy: Policy, multiplier: float, steps: int) -> Claim:
 
 def guard_trials(run: GuardedRun, effort: Effort) -> tuple[Trials, GuardTest]:
     """Carry out whole runs through guards: each with a new ledger."""
-    pair = small_pair(run.claim)
+    pair = run.claim.canaries()
     signal = Signal.of(DevicePath(), run.claim, pair)
     spent: list[float] = []
     refused: list[bool] = []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedbudget.auditing.canaries import Table
-from fedbudget.auditing.mechanisms import LEARNING_RATE, ExactSum
+from fedbudget.auditing.mechanisms import LEARNING_RATE, ExactSum, added_sums
 from fedbudget.auditing.settings import Claim
 from fedbudget.checks import Array
 from fedbudget.data import Part
@@ -26,9 +26,9 @@ class ReleasePath:
     name = "release"
     steps_at_once = 1 << 16  # of whole runs together
 
-    def gradient_sum(self, loss: Loss, theta: Array, table: Table) -> ExactSum:
+    def exact_sum(self, claim: Claim, theta: Array, table: Table) -> ExactSum:
         """Return the sum of the gradients of a table's rows."""
-        rounds = _rounds(_any_claim(loss, table), table)
+        rounds = _rounds(_any_claim(claim.model, table), table)
         from fedbudget.auditing.kernels import write_sums
 
         write_sums(rounds.rows, len(table), theta, rounds.work, rounds.memory)
@@ -61,11 +61,10 @@ class ReleasePath:
         return out
 
     def runs(self, claim: Claim, table: Table, theta: Array, count: int) -> Array:
-        """Return the models after all steps of `count` runs."""
+        """Return the sums over all steps of `count` runs."""
         rounds, devices = _rounds(claim, table), np.zeros(count, dtype=np.int64)
-        return np.asarray(
-            rounds.replies(theta, devices, first_step=0, shifts=None, deal=_NONE)
-        )
+        models = rounds.replies(theta, devices, first_step=0, shifts=None, deal=_NONE)
+        return added_sums(claim, theta, models)
 
 
 @lru_cache(maxsize=8)

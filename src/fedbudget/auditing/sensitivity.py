@@ -1,8 +1,9 @@
-"""Part (a): how far one row moves the sum of a table's gradients, in whole numbers.
+"""Part (a): how far one unit moves the sum of a table, in whole numbers.
 
 A claim rests on two bounds, for every pair of neighbouring tables and every model:
 
-1.  the sum of the gradients moves by at most 2 G (G: `Loss.lipschitz`);
+1.  the sum moves by at most a known distance: 2 G for gradients (G: `Loss.lipschitz`);
+    for uploads, that of tau steps without noise, with their rounding errors;
 2.  the sum in grid steps, rounded, moves by at most 2 / z standard deviations of the
     noise, with z the noise multiplier of the claim: rounding is paid for by more noise.
 
@@ -17,12 +18,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedbudget.auditing.canaries import Pair, crafted_pairs
-from fedbudget.auditing.mechanisms import Mechanism
-from fedbudget.auditing.settings import Claim
-from fedbudget.losses import Loss
-
-_MOST_COLUMNS = 8  # of crafted tables: more add only columns without a difference
+from fedbudget.auditing.canaries import Pair
+from fedbudget.auditing.mechanisms import AnyClaim, Mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +27,8 @@ class Sensitivity:
     """The largest moves over all crafted pairs, relative to what is allowed."""
 
     pairs: int
-    largest: float  # |difference of the sums| / 2 G
+    bound: str  # of a sum, in words
+    largest: float  # |difference of the sums|, over that bound
     on_grid: float  # |difference of the rounded sums|, over 2 / z deviations
     worst: str  # the pair with the largest move
     holds: bool  # both at most 1, in exact arithmetic
@@ -39,24 +37,20 @@ class Sensitivity:
         verb = "within" if self.holds else "BROKEN by"
         return (
             f"{self.pairs} crafted pairs move the sum by at most {self.largest:.7f} "
-            f"x 2 G: {verb} the bound ({self.worst})"
+            f"x {self.bound}: {verb} the bound ({self.worst})"
         )
 
 
-def measure_sensitivity(
-    mechanism: Mechanism, claim: Claim, pairs: Iterable[Pair] | None = None
-) -> Sensitivity:
+def measure_sensitivity(mechanism: Mechanism[AnyClaim], claim: AnyClaim) -> Sensitivity:
     """Return the largest moves over the crafted pairs."""
-    loss = claim.model
-    dim = min(claim.dim, _MOST_COLUMNS)
     moves = [
-        (_moves(mechanism, claim, pair), pair.name)
-        for pair in (crafted_pairs(loss, dim=dim) if pairs is None else pairs)
+        (_moves(mechanism, claim, pair), pair.name) for pair in claim.crafted_pairs()
     ]
     (squared, _), worst = max(moves, key=lambda move: move[0][0])
     on_grid = max(grid for (_, grid), _ in moves)
     return Sensitivity(
         pairs=len(moves),
+        bound=claim.bound,
         largest=math.sqrt(squared),
         on_grid=math.sqrt(on_grid),
         worst=worst,
@@ -64,11 +58,12 @@ def measure_sensitivity(
     )
 
 
-def _moves(mechanism: Mechanism, claim: Claim, pair: Pair) -> tuple[Fraction, Fraction]:
+def _moves(
+    mechanism: Mechanism[AnyClaim], claim: AnyClaim, pair: Pair
+) -> tuple[Fraction, Fraction]:
     """Return the squares of both moves, relative to what is allowed."""
-    loss = claim.model
     first, second = (
-        mechanism.gradient_sum(loss, pair.theta, table) for table in pair.tables
+        mechanism.exact_sum(claim, pair.theta, table) for table in pair.tables
     )
     moved = _squared(first.numbers, second.numbers) * first.unit**2
     grid = mechanism.grid(claim)
@@ -77,17 +72,12 @@ def _moves(mechanism: Mechanism, claim: Claim, pair: Pair) -> tuple[Fraction, Fr
         np.rint(mechanism.release(grid, total, still)[0] / grid.step)
         for total in (first, second)
     ]
-    deviations = _squared(*steps) / Fraction(4**grid.scale_bits)
+    deviations = _squared(*steps) / Fraction(4**grid.scale_bits * claim.shares)
     allowed = (2 / Fraction(claim.noise_multiplier)) ** 2
-    return moved / (4 * _squared_lipschitz(loss)), deviations / allowed
+    return moved / claim.squared_bound, deviations / allowed
 
 
 def _squared(first: Iterable[object], second: Iterable[object]) -> Fraction:
     """Return the squared distance of two vectors of whole numbers; exact."""
     pairs = zip(first, second, strict=True)
     return Fraction(sum((int(a) - int(b)) ** 2 for a, b in pairs))  # type: ignore[call-overload]
-
-
-def _squared_lipschitz(loss: Loss) -> Fraction:
-    """Return G^2: whole for softmax, whose G is the square root of 2."""
-    return Fraction(2) if loss.name == "softmax" else Fraction(loss.lipschitz) ** 2

@@ -1,19 +1,75 @@
 """The claims of a plan: noisy steps, and the epsilon that they are said to spend."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Protocol
 
 import numpy as np
 
+from fedbudget.auditing.canaries import Pair, crafted_pairs, opposite_pair
+from fedbudget.auditing.upload_claims import UploadClaim, upload_claim
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Loss, loss_named
 from fedbudget.planning import Plan
 from fedbudget.planning.plans import NOT_PRIVATE
-from fedbudget.privacy import NoisyGradients, accountant_named
+from fedbudget.privacy import Releases, accountant_named
 from fedbudget.text import counted
 
 MOST_CLAIMS = 3  # audited of one plan; more would leave each too few trials
 _DIGITS = 9  # devices whose noise multipliers agree in these make the same claim
+_MOST_ROWS, _MOST_COLUMNS = 2048, 8  # of the canaries' tables
+_RUN_ROWS, _RUN_COLUMNS = 32, 4  # of the table of whole runs: larger ones are slow
+
+
+class Audited(Protocol):
+    """Releases, and the epsilon that they are said to spend.
+
+    It is a `Claim` about noisy steps, or an `UploadClaim` about uploads to a sum.
+    """
+
+    @property
+    def name(self) -> str:
+        """Whose claim it is."""
+
+    @property
+    def steps(self) -> int:
+        """K: the releases that use a unit, a row or a device."""
+
+    @property
+    def epsilon(self) -> float:
+        """Claimed for these releases."""
+
+    @property
+    def delta(self) -> float:
+        """Claimed for these releases."""
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise over half of what replacing one unit moves, at most."""
+
+    @property
+    def deviation(self) -> float:
+        """Std of the noise on a released sum, per coordinate."""
+
+    @property
+    def shares(self) -> int:
+        """The number of draws that this noise is the sum of."""
+
+    @property
+    def bound(self) -> str:
+        """What limits the move of a sum, in words."""
+
+    @property
+    def squared_bound(self) -> Fraction:
+        """The square of how far replacing one unit moves a released sum, at most."""
+
+    def canaries(self) -> Pair:
+        """Return the neighbouring tables of the trials."""
+
+    def crafted_pairs(self) -> Iterator[Pair]:
+        """Yield neighbouring tables that might move a sum too far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +103,47 @@ class Claim:
         """Noise over one sample's share G / X of a mean gradient."""
         return self.noise_std * self.batch_size / self.model.lipschitz
 
+    @property
+    def deviation(self) -> float:
+        """Std of the noise on a sum of gradients, per coordinate."""
+        return self.noise_std * self.batch_size
+
+    @property
+    def shares(self) -> int:
+        """The noise is one draw."""
+        return 1
+
+    @property
+    def bound(self) -> str:
+        """What limits the move of a sum, in words."""
+        return "2 G"
+
+    @property
+    def squared_bound(self) -> Fraction:
+        """(2 G)^2: whole for softmax, whose G is the square root of 2."""
+        if self.loss == "softmax":
+            return Fraction(8)
+        return 4 * Fraction(self.model.lipschitz) ** 2
+
+    def canaries(self) -> Pair:
+        """Return the canaries' tables: as large as the claim's, up to a limit.
+
+        The noise and its grid are those of the claim's own size. More rows or columns
+        would add the same numbers to both sums.
+        """
+        rows, dim = min(self.batch_size, _MOST_ROWS), min(self.dim, _MOST_COLUMNS)
+        return opposite_pair(self.model, rows=rows, dim=dim)
+
+    def crafted_pairs(self) -> Iterator[Pair]:
+        """Yield pairs that would break sums with rounding errors, or bounds."""
+        return crafted_pairs(self.model, dim=min(self.dim, _MOST_COLUMNS))
+
+    def small(self) -> "Claim":
+        """Return the claim for a small table, at the same noise multiplier."""
+        rows = min(self.batch_size, _RUN_ROWS)
+        dim = max(2, min(self.dim, _RUN_COLUMNS))
+        return self.with_table(rows=rows, dim=dim)
+
     def with_noise(self, factor: float) -> "Claim":
         """Return the same claim with `factor` times the noise: a control."""
         return replace(self, noise_std=self.noise_std * factor)
@@ -59,7 +156,7 @@ class Claim:
         )
 
 
-def claims_of(plan: Plan) -> tuple[list[Claim], tuple[str, ...]]:
+def claims_of(plan: Plan) -> tuple[list[Claim] | list[UploadClaim], tuple[str, ...]]:
     """Return the worst claims of a plan, and notes on what was left out.
 
     Devices with the same noise multiplier, steps, delta and epsilon make one claim: the
@@ -69,23 +166,23 @@ def claims_of(plan: Plan) -> tuple[list[Claim], tuple[str, ...]]:
 
     Raises:
         InvalidInputError: The plan claims nothing, its batches are Poisson-sampled, or
-            its noise is not per step.
+            it has noise per step for whole devices.
     """
     if plan.accountant == NOT_PRIVATE:
         raise InvalidInputError(
             "this plan has no noise, so it claims no epsilon: there is nothing to audit"
         )
-    if plan.trust != "uploads" or plan.unit != "sample":
+    if plan.trust == "uploads" and plan.unit != "sample":
         raise InvalidInputError(
-            f"the plan has trust {plan.trust!r} and unit {plan.unit!r}: the audit "
-            "covers noise per step, for one sample"
+            f"the plan has trust 'uploads' and unit {plan.unit!r}: the audit covers "
+            "noise per step for unit 'sample' only, and trust 'sum' for both units"
         )
     if plan.sampling == "poisson":
         raise InvalidInputError(
             "the plan samples batches by Poisson, whose releases are not normal: the "
             "audit covers sampling full, fixed and cyclic"
         )
-    run = plan.gradients
+    run = plan.releases
     uses = np.broadcast_to(run.laps, (plan.num_devices,)).astype(np.int64)
     epsilon = _claimed(plan, run)
     multipliers = [f"{z:.{_DIGITS}g}" for z in plan.noise_multiplier]
@@ -97,14 +194,16 @@ def claims_of(plan: Plan) -> tuple[list[Claim], tuple[str, ...]]:
     if not groups:
         raise InvalidInputError("no device of this plan takes a step: plan again")
     worst = sorted(groups.values(), key=lambda group: -float(epsilon[group].max()))
-    claims = [
-        _claim(plan, group, int(uses[group[0]]), epsilon)
-        for group in worst[:MOST_CLAIMS]
-    ]
-    return claims, _notes(plan, len(worst))
+    notes, groups_audited = _notes(plan, len(worst)), worst[:MOST_CLAIMS]
+    if plan.trust == "sum":
+        uploads = [upload_claim(plan, group, epsilon) for group in groups_audited]
+        return [claim for claim, _ in uploads], notes + uploads[0][1]
+    return [
+        _claim(plan, group, int(uses[group[0]]), epsilon) for group in groups_audited
+    ], notes
 
 
-def _claimed(plan: Plan, run: NoisyGradients) -> Array:
+def _claimed(plan: Plan, run: Releases) -> Array:
     """Return the epsilon of each device's steps, without what was spent before."""
     if not plan.prior_mu.any():
         return plan.epsilon

@@ -12,6 +12,10 @@ coordinates is independent. So two facts hold, for both tables alike:
 
 That number is the trial, in standard deviations as claimed: T = sum_k <S_k, w> /
 (X sigma sqrt(K)). Under the claim, its means differ by mu = 2 G sqrt(K) / (X sigma).
+
+For uploads to a sum, S_k is the sum of a round, and its noise that of the honest
+devices. The server chooses the model that a round starts from, so every round starts
+from the canaries' model.
 """
 
 import math
@@ -27,16 +31,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.auditing.bounds import Trials
-from fedbudget.auditing.canaries import Pair, opposite_pair
-from fedbudget.auditing.mechanisms import LEARNING_RATE, ExactSum, Mechanism
-from fedbudget.auditing.settings import Claim
+from fedbudget.auditing.canaries import Pair
+from fedbudget.auditing.mechanisms import AnyClaim, ExactSum, Mechanism
+from fedbudget.auditing.settings import Audited, Claim
 from fedbudget.checks import Array
 
 AT_ONCE = 1 << 16  # draws: more are not faster, and need memory
 _FEWEST = 10  # trials on each table
 _FEWEST_IN_TIME = 3  # however short the time is: a run may take seconds
 _MOST_THREADS = 8
-_RUN_ROWS, _RUN_COLUMNS = 32, 4  # of the table of whole runs: larger ones are slow
 
 # Returns the numbers of `count` trials on the first (0) or the second (1) table.
 Trial: TypeAlias = Callable[[int, int], Array]
@@ -111,7 +114,7 @@ def cores() -> int:
 
 
 def steps_trials(
-    mechanism: Mechanism, claim: Claim, pair: Pair, effort: Effort
+    mechanism: Mechanism[AnyClaim], claim: AnyClaim, pair: Pair, effort: Effort
 ) -> Trials:
     """Carry out runs step by step, many trials at once."""
     signal = Signal.of(mechanism, claim, pair)
@@ -119,44 +122,40 @@ def steps_trials(
 
     def trial(side: int, count: int) -> Array:
         shape = (count * steps, len(signal.index))
-        noise = mechanism.draw(shape[0] * shape[1], scale_bits=grid.scale_bits)
+        noise = _noise(mechanism, claim, shape[0] * shape[1], grid.scale_bits)
         released = mechanism.release(grid, signal.sums[side], noise.reshape(shape))
         along = (released - signal.middle) @ signal.direction
         return signal.scaled(along.reshape(count, steps).sum(axis=1), claim)
 
-    at_once = max(1, AT_ONCE // (steps * len(signal.index)))
+    at_once = max(1, AT_ONCE // (steps * len(signal.index) * claim.shares))
     return collect(trial, effort, at_once=at_once, threads=cores())
 
 
-def run_trials(mechanism: Mechanism, claim: Claim, effort: Effort) -> Trials:
+def _noise(
+    mechanism: Mechanism[AnyClaim], claim: AnyClaim, count: int, scale_bits: int
+) -> NDArray[np.int64]:
+    """Return the noise of released sums: each the sum of several draws."""
+    drawn = mechanism.draw(count * claim.shares, scale_bits=scale_bits)
+    return np.asarray(drawn.reshape(claim.shares, count).sum(axis=0))
+
+
+def run_trials(
+    mechanism: Mechanism[AnyClaim], claim: AnyClaim, effort: Effort
+) -> Trials:
     """Carry out runs through the mechanism's own loop.
 
-    The table is small, at the noise multiplier of the claim. With a model that begins
-    at theta, the released sums add up to X (theta - result) / eta.
+    The table is small, at the noise multiplier of the claim.
     """
-    small = small_claim(claim)
-    pair = small_pair(small)
+    small = claim.small()
+    pair = small.canaries()
     signal = Signal.of(mechanism, small, pair)
 
     def trial(side: int, count: int) -> Array:
-        models = mechanism.runs(small, pair.tables[side], pair.theta, count)
-        moved = (pair.theta - models)[:, signal.index]
-        return signal.of_models(moved, small, LEARNING_RATE)
+        totals = mechanism.runs(small, pair.tables[side], pair.theta, count)
+        return signal.of_totals(totals[:, signal.index], small)
 
     at_once = max(1, mechanism.steps_at_once // small.steps)
     return collect(trial, effort, at_once=at_once)
-
-
-def small_claim(claim: Claim) -> Claim:
-    """Return the claim for a small table, at the same noise multiplier."""
-    rows = min(claim.batch_size, _RUN_ROWS)
-    dim = max(2, min(claim.dim, _RUN_COLUMNS))
-    return claim.with_table(rows=rows, dim=dim)
-
-
-def small_pair(claim: Claim) -> Pair:
-    """Return the canaries' tables of the shape of a claim."""
-    return opposite_pair(claim.model, rows=claim.batch_size, dim=claim.dim)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -169,11 +168,12 @@ class Signal:
     middle: Array
 
     @classmethod
-    def of(cls, mechanism: Mechanism, claim: Claim, pair: Pair) -> "Signal":
+    def of(
+        cls, mechanism: Mechanism[AnyClaim], claim: AnyClaim, pair: Pair
+    ) -> "Signal":
         """Compare the sums of both tables of a pair."""
         first, second = (
-            mechanism.gradient_sum(claim.model, pair.theta, table)
-            for table in pair.tables
+            mechanism.exact_sum(claim, pair.theta, table) for table in pair.tables
         )
         index = np.flatnonzero(first.numbers != second.numbers)
         first, second = first.at(index), second.at(index)
@@ -185,12 +185,15 @@ class Signal:
             middle=(first.floats + second.floats) / 2,
         )
 
-    def scaled(self, along: Array, claim: Claim) -> Array:
+    def scaled(self, along: Array, claim: Audited) -> Array:
         """Return added projections in standard deviations, as claimed."""
-        deviation = claim.noise_std * claim.batch_size
-        return np.asarray(along / (deviation * math.sqrt(claim.steps)))
+        return np.asarray(along / (claim.deviation * math.sqrt(claim.steps)))
+
+    def of_totals(self, totals: Array, claim: Audited) -> Array:
+        """Return the trials of whole runs, from their sums over all releases."""
+        centred = totals - claim.steps * self.middle
+        return self.scaled(centred @ self.direction, claim)
 
     def of_models(self, moved: Array, claim: Claim, learning_rate: float) -> Array:
         """Return the trials of whole runs, from how far their models moved."""
-        total = moved * (claim.batch_size / learning_rate) - claim.steps * self.middle
-        return self.scaled(total @ self.direction, claim)
+        return self.of_totals(moved * (claim.batch_size / learning_rate), claim)

@@ -25,6 +25,7 @@ from fedbudget.cli.commands.ledger import ledger
 from fedbudget.cli.commands.measure import measure
 from fedbudget.cli.commands.paper import paper
 from fedbudget.cli.commands.plan import plan
+from fedbudget.cli.commands.predict import predict
 from fedbudget.cli.commands.report import report
 from fedbudget.cli.commands.server import server
 from fedbudget.cli.commands.sweep import sweep
@@ -68,8 +69,10 @@ def start(
 
 for command in (init, measure, plan, frontier, train, sweep, report, paper, ui):
     app.command(cls=PlainCommand)(command)
-for command in (audit, export, doctor, certs, server, device):
+for command in (audit, export, predict, doctor, certs):
     app.command(cls=PlainCommand)(command)
+app.add_typer(server, name="server")
+app.add_typer(device, name="device")
 app.add_typer(ledger, name="ledger")
 app.add_typer(fleet, name="fleet")
 

@@ -49,8 +49,8 @@ def parse_numbers(name: str, text: str) -> list[float]:
 Data: TypeAlias = Annotated[
     str | None,
     typer.Argument(
-        help="adult, vehicle (a SYNTHETIC stand-in), a table (.csv, .csv.gz, "
-        ".parquet), or a fedbudget.toml. Required.",
+        help="adult, wisdm, vehicle (a SYNTHETIC stand-in), beijing (needs --path), a "
+        "table (.csv, .csv.gz, .parquet), or a fedbudget.toml. Required.",
         show_default=False,
         callback=options_from,
         is_eager=True,
@@ -59,8 +59,9 @@ Data: TypeAlias = Annotated[
 DataOrNone: TypeAlias = Annotated[
     str | None,
     typer.Argument(
-        help="adult, vehicle (a SYNTHETIC stand-in), a table (.csv, .csv.gz, "
-        ".parquet), or a fedbudget.toml. Leave it out with --samples.",
+        help="adult, wisdm, vehicle (a SYNTHETIC stand-in), beijing (needs --path), a "
+        "table (.csv, .csv.gz, .parquet), or a fedbudget.toml. Leave it out with "
+        "--samples.",
         show_default=False,
         callback=options_from,
         is_eager=True,
@@ -100,8 +101,9 @@ Delta: TypeAlias = Annotated[
 Split: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="How to partition the rows. adult: by-education, iid; vehicle: "
-        "by-sensor, iid. Default: the first one listed.",
+        help="How to partition the rows: iid, or the devices that the data come from "
+        "(adult: by-education; wisdm: by-person; vehicle: by-sensor; beijing: "
+        "by-station). Default: the latter.",
         show_default=False,
         rich_help_panel=_DATA,
     ),
@@ -110,7 +112,8 @@ NumDevices: TypeAlias = Annotated[
     int | None,
     typer.Option(
         parser=parse_whole,
-        help="Number of devices, for --split iid. Default: 16 (adult), 23 (vehicle).",
+        help="Number of devices, for --split iid. Default: as many as the data come "
+        "from: 16 (adult), 51 (wisdm), 23 (vehicle), 12 (beijing).",
         show_default=False,
         rich_help_panel=_DATA,
     ),
@@ -118,7 +121,8 @@ NumDevices: TypeAlias = Annotated[
 VehiclePath: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="The real vehicle.mat, instead of the stand-in. Default: none.",
+        help="The real vehicle.mat, instead of the stand-in, or the folder of "
+        "beijing's CSV files. Default: none.",
         show_default=False,
         rich_help_panel=_DATA,
     ),
@@ -375,3 +379,40 @@ class PlainGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all options and arguments."""
         return _flags_without_type(super().get_params(ctx))
+
+
+class DefaultGroup(PlainGroup):
+    """A group whose command `run` may be left out: `server FOLDER` is `server run`.
+
+    A folder or file with the name of a command is written with a path: ./list.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Add `run` before anything but a command or a request for help."""
+        first = args[0] if args else ""
+        if args and first not in self.commands and first not in ctx.help_option_names:
+            args = ["run", *args]
+        return list(super().parse_args(ctx, args))
+
+
+FLEET = "Fleet"
+Certs: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="FOLDER",
+        help="Output folder of fedbudget certs. Required.",
+        show_default=False,
+        rich_help_panel=FLEET,
+    ),
+]
+BrokerHost: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="Host of the broker; for a cluster, its nodes, such as one,two:8884.",
+        rich_help_panel=FLEET,
+    ),
+]
+BrokerPort: TypeAlias = Annotated[
+    int,
+    typer.Option(parser=parse_whole, help="The broker's port.", rich_help_panel=FLEET),
+]

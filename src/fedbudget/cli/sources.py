@@ -5,19 +5,21 @@ import re
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedbudget.budget import Budget, Prices
+from fedbudget.budget import Budget, Prices, personal_values
 from fedbudget.cli.config import read_config
-from fedbudget.data import Dataset, Schema, from_table, load
+from fedbudget.data import BUILT_IN, Dataset, Schema, from_table, load
 from fedbudget.data.partitions import SEED
 from fedbudget.data.tables import read_sample
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.problem import USUAL_DISSIMILARITY, Counts, Problem
 from fedbudget.text import counted
 
-NAMES = ("adult", "vehicle")
+NAMES = tuple(BUILT_IN)
+_NAMES = ", ".join(NAMES)
 MAX_DEVICES = 10_000_000  # a few GB of memory
 
 # The options of each kind of data; any other combination is an error.
@@ -31,7 +33,7 @@ _MEASURED = ("public_sample", "donors")
 class DataOptions:
     """The options that name the data, or describe their shape."""
 
-    data: str | None = None  # adult, vehicle, or a table's path
+    data: str | None = None  # a built-in name, or a table's path
     split: str | None = None
     num_devices: int | None = None
     path: str | None = None
@@ -70,9 +72,7 @@ def read_source(options: DataOptions) -> Source:
 def read_data(options: DataOptions) -> Dataset:
     """Return the rows that the options name."""
     if options.data is None:
-        raise InvalidInputError(
-            "no data to train on: name them (adult, vehicle or a table)"
-        )
+        raise InvalidInputError(f"no data to train on: name them ({_NAMES} or a table)")
     if options.data not in NAMES:
         return _table(options, options.data)
     _refuse(options, (*_TABLE, *_SHAPE), options.data)
@@ -137,13 +137,13 @@ def limits(
     names = source.device_names
     config.check_devices(names)
 
-    def per_device(key: str, default: float) -> list[float]:
-        return [config.devices.get(name, {}).get(key, default) for name in names]
+    def personal(owner: Budget | Prices) -> dict[str, Any]:
+        return {
+            key: [config.devices.get(name, {}).get(key, value) for name in names]
+            for key, value in personal_values(owner).items()
+        }
 
-    return (
-        Budget(**{key: per_device(key, value) for key, value in vars(budget).items()}),
-        Prices(**{key: per_device(key, value) for key, value in vars(prices).items()}),
-    )
+    return replace(budget, **personal(budget)), replace(prices, **personal(prices))
 
 
 def rows_record(options: DataOptions) -> dict[str, object]:
@@ -195,7 +195,7 @@ def parse_samples(text: str) -> Counts:
 def _without_data(options: DataOptions) -> Source:
     if options.samples is None:
         raise InvalidInputError(
-            "nothing to plan for: name the data (adult, vehicle or a table), or "
+            f"nothing to plan for: name the data ({_NAMES} or a table), or "
             "describe it with --samples 1628x16 --dim 102"
         )
     _refuse(options, (*_BY_NAME, *_TABLE, *_MEASURED), "--samples")
@@ -226,7 +226,7 @@ def _without_data(options: DataOptions) -> Source:
 def _table(options: DataOptions, path: str) -> Dataset:
     if not Path(path).is_file():
         raise DataError(
-            f"data {path!r} is not known: name {', '.join(NAMES)}, or an existing file",
+            f"data {path!r} is not known: name {_NAMES}, or an existing file",
             argument="data",
         )
     _refuse(options, (*_BY_NAME, *_SHAPE), "a table")

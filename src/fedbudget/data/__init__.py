@@ -1,4 +1,4 @@
-"""Data sets partitioned over devices: Adult, Vehicle, and your own tables."""
+"""Data sets partitioned over devices: built-in ones, and your own tables."""
 
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +34,12 @@ _MODULES = {
     "schema": "Schema",
     "tables": "from_partitions from_table infer_schema",
 }
+BUILT_IN = {  # names, and the split that each has by default
+    "adult": "by-education",
+    "wisdm": "by-person",
+    "vehicle": "by-sensor",
+    "beijing": "by-station",
+}
 _LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
@@ -56,35 +62,51 @@ def load(
     """Load a data set by its name.
 
     Args:
-        name: ``adult`` (splits ``by-education``, ``iid``), or ``vehicle`` (splits
-            ``by-sensor``, ``iid``).
+        name: ``adult`` (splits ``by-education``, ``iid``), ``wisdm`` (``by-person``,
+            ``iid``), ``vehicle`` (``by-sensor``, ``iid``), or ``beijing``
+            (``by-station``, ``iid``).
         split: How rows are partitioned over devices; by default the first named above.
         seed: Seeds the partition and the 80/10/10 split on every device.
-        path: A ``vehicle.mat``; without it, vehicle is SYNTHETIC data.
+        path: A ``vehicle.mat``; without it, vehicle is SYNTHETIC data. For beijing,
+            the folder of its CSV files.
         num_devices: For split ``iid`` only.
 
     >>> print(load("adult", split="iid", seed=1))
     adult: 16 devices, 32561 rows (26048 train, 3249 validation, 3264 test), \
 102 columns, 2 classes, dissimilarity iid
     """
+    if name not in BUILT_IN:
+        raise InvalidInputError(
+            f"data set {shown(name)} is not known: use {', '.join(BUILT_IN)}, or "
+            "from_table for a file of your own"
+        )
+    split = BUILT_IN[name] if split is None else split
+    if name in ("adult", "wisdm"):
+        return _included(name, split, seed, path, num_devices)
+    if name == "beijing":
+        from fedbudget.data.beijing import load_beijing
+
+        return load_beijing(path, split=split, seed=seed, num_devices=num_devices)
+    from fedbudget.data.vehicle import load_standin, load_vehicle
+
+    if path is None:
+        return load_standin(split=split, seed=seed, num_devices=num_devices)
+    return load_vehicle(path, split=split, seed=seed, num_devices=num_devices)
+
+
+def _included(
+    name: str, split: str, seed: int, path: Any, num_devices: int | None
+) -> "Dataset":
+    """Load a data set that comes with the package."""
+    if path is not None:
+        raise InvalidInputError(
+            f"path={shown(path)} does not go with {name}, which comes with the "
+            "package: leave it out, or use from_table for your own file"
+        )
     if name == "adult":
         from fedbudget.data.adult import load_adult
 
-        split = "by-education" if split is None else split
-        if path is not None:
-            raise InvalidInputError(
-                f"path={shown(path)} does not go with adult, which comes with the "
-                "package: leave it out, or use from_table for your own file"
-            )
         return load_adult(split=split, seed=seed, num_devices=num_devices)
-    if name == "vehicle":
-        from fedbudget.data.vehicle import load_standin, load_vehicle
+    from fedbudget.data.wisdm import load_wisdm
 
-        split = "by-sensor" if split is None else split
-        if path is None:
-            return load_standin(split=split, seed=seed, num_devices=num_devices)
-        return load_vehicle(path, split=split, seed=seed, num_devices=num_devices)
-    raise InvalidInputError(
-        f"data set {shown(name)} is not known: use adult or vehicle, or from_table "
-        "for a file of your own"
-    )
+    return load_wisdm(split=split, seed=seed, num_devices=num_devices)

@@ -12,14 +12,12 @@ from typing import Literal
 
 import numpy as np
 
-from fedbudget.checks import one_of, whole
+from fedbudget.checks import one_of
 from fedbudget.data.columns import Coded
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
-from fedbudget.data.partitions import Dissimilarity, iid
+from fedbudget.data.partitions import own_or_even
 from fedbudget.data.schema import Schema
-from fedbudget.errors import InvalidInputError
-from fedbudget.text import shown
 
 SPLITS = ("by-education", "iid")
 
@@ -75,25 +73,22 @@ def load_adult(
     >>> load_adult(split="iid").num_devices
     16
     """
-    one_of("split", split, SPLITS)
+    one_of("split", split, SPLITS)  # before the file is read
     one_of("files", files, _FILES)
     columns = _read(_FILES[files])
     x = SCHEMA.encode(columns)
     y = SCHEMA.encode_label(columns["income"])
     education = columns["education"]
-    dissimilarity: Dissimilarity = "iid"
-    if split == "by-education":
-        if num_devices not in (None, 16):
-            raise InvalidInputError(
-                f"num_devices={shown(num_devices)} does not go with split "
-                "'by-education', which has 16: leave it out or use split 'iid'"
-            )
-        # Education predicts the label, and each device has one value of it.
-        ids, names, dissimilarity = education.codes, education.values, "strong"
-    else:
-        num_devices = 16 if num_devices is None else whole("num_devices", num_devices)
-        ids = iid(len(y), num_devices, seed=seed)
-        names = tuple(map(str, range(num_devices)))
+    # Education predicts the label, and each device has one value of it.
+    ids, names, dissimilarity = own_or_even(
+        education.codes.astype(np.int64),
+        education.values,
+        split=split,
+        splits=SPLITS,
+        unlike="strong",
+        num_devices=num_devices,
+        seed=seed,
+    )
     train, validation, test = split_rows(x, y, ids, seed=seed)
     return Dataset(
         name="adult",

@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedbudget.checks import seed_number, whole
+from fedbudget.checks import one_of, seed_number, whole
 from fedbudget.errors import InvalidInputError
-from fedbudget.text import counted
+from fedbudget.text import counted, shown
 
 DeviceIds: TypeAlias = NDArray[np.int64]
 Dissimilarity: TypeAlias = Literal["iid", "mild", "strong"]
@@ -102,6 +102,42 @@ def dirichlet(
         drawn = np.searchsorted(shares, rng.random(len(rows)), side="right")
         ids[rows] = np.minimum(drawn, num_devices - 1)
     return ids
+
+
+def own_or_even(
+    owners: DeviceIds,
+    names: Sequence[str],
+    *,
+    split: str,
+    splits: tuple[str, str],
+    unlike: Dissimilarity = "mild",
+    num_devices: int | None = None,
+    seed: int = 0,
+) -> tuple[DeviceIds, tuple[str, ...], Dissimilarity]:
+    """Partition built-in data by their own devices, or evenly (``iid``).
+
+    Args:
+        owners: The device that each row comes from, 0 .. M-1.
+        names: The names of these devices.
+        split: One of `splits`, of which the first keeps the owners.
+        splits: The names of both ways.
+        unlike: How heterogeneous the owners are.
+        num_devices: For ``iid`` only; by default M.
+        seed: Seeds the even partition.
+
+    Returns:
+        The device of each row, the devices' names, and their dissimilarity.
+    """
+    one_of("split", split, splits)
+    if split != "iid":
+        if num_devices not in (None, len(names)):
+            raise InvalidInputError(
+                f"num_devices={shown(num_devices)} does not go with split {split!r}, "
+                f"which has {len(names)}: leave it out or use split 'iid'"
+            )
+        return owners, tuple(names), unlike
+    count = len(names) if num_devices is None else whole("num_devices", num_devices)
+    return iid(len(owners), count, seed=seed), tuple(map(str, range(count))), "iid"
 
 
 @dataclass(frozen=True, kw_only=True)

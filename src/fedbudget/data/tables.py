@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.checks import one_of
-from fedbudget.data.columns import Bools, Coded, Column, check_name, keep_rows, missing
+from fedbudget.data.columns import (
+    Bools,
+    Cells,
+    Coded,
+    Column,
+    check_name,
+    keep_rows,
+    missing,
+)
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
 from fedbudget.data.inference import MOST_NUMERIC_CLASSES, schema_from_rows
@@ -94,7 +102,7 @@ dissimilarity mild
     schema = _schema(schema)
     division = _partition(device, partition)
     device = division.column or None
-    table = read_table(source, text=_texts(schema, device))
+    table = read_table(source, text=category_texts(schema, device))
     columns = _columns(table, label=label, device=device, schema=schema)
     owners = None if device is None else read_devices(table, device)
     complete, owners = _without_gaps(
@@ -163,10 +171,33 @@ def read_sample(source: Any, schema: Schema) -> tuple[Rows, Labels]:
     Raises:
         DataError: The table is invalid; the message names the column and the reason.
     """
-    table = read_table(source, text=_texts(schema, None))
+    table = read_table(source, text=category_texts(schema, None))
     columns = _columns(table, label=schema.label, device=None, schema=schema)
     columns, _ = _without_gaps(columns, None, None, schema, drop=False)
     return schema.encode(columns), schema.encode_label(columns[schema.label])
+
+
+def read_features(source: Any, schema: Schema) -> dict[str, Cells]:
+    """Read the columns that the schema's features need; the label is not needed.
+
+    Args:
+        source: A dict of columns, or as for `from_table`.
+        schema: That of the model.
+
+    Raises:
+        DataError: A column is missing, or the table cannot be read.
+    """
+    if isinstance(source, Mapping):
+        for name in schema.features:
+            check_name(list(source), name)
+        return {name: source[name] for name in schema.features}
+    table = read_table(source, text=category_texts(schema, None))
+    return {
+        name: read_categories(table, name)
+        if isinstance(kind, Categorical)
+        else read_column(table, name)
+        for name, kind in schema.features.items()
+    }
 
 
 def from_partitions(
@@ -352,7 +383,9 @@ def _partition(device: str | None, partition: Any) -> Partition:
     return division
 
 
-def _texts(schema: Schema | None, device: str | None) -> dict[str, tuple[str, ...]]:
+def category_texts(
+    schema: Schema | None, device: str | None
+) -> dict[str, tuple[str, ...]]:
     """Return the categorical columns, with the texts that the schema lists."""
     kinds = {} if schema is None else {**schema.features, schema.label: schema.target}
     texts = {

@@ -14,9 +14,8 @@ from zlib import error as ZlibError  # noqa: N812  # a class with a lower-case n
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.checks import one_of, whole
 from fedbudget.data.dataset import Dataset, split_rows
-from fedbudget.data.partitions import generator, iid
+from fedbudget.data.partitions import generator, own_or_even
 from fedbudget.data.unit_ball import LARGEST_NORM
 from fedbudget.errors import (
     DataError,
@@ -162,18 +161,11 @@ def _dataset(
     synthetic: bool = False,
 ) -> Dataset:
     """Scale each row into the unit ball and partition the rows."""
-    x, y, ids = rows
-    one_of("split", split, SPLITS)
-    num_sensors = int(ids.max()) + 1
-    if split == "iid":
-        if num_devices is not None:
-            num_sensors = whole("num_devices", num_devices)
-        ids = iid(len(y), num_sensors, seed=seed)
-    elif num_devices not in (None, num_sensors):
-        raise InvalidInputError(
-            f"num_devices={shown(num_devices)} does not go with split 'by-sensor', "
-            f"which has {num_sensors}: leave it out or use split 'iid'"
-        )
+    x, y, owners = rows
+    sensors = tuple(map(str, range(int(owners.max()) + 1)))
+    ids, names, dissimilarity = own_or_even(
+        owners, sensors, split=split, splits=SPLITS, num_devices=num_devices, seed=seed
+    )
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     scaled = (x * (LARGEST_NORM / np.maximum(LARGEST_NORM, norms))).astype(np.float32)
     train, validation, test = split_rows(scaled, y, ids, seed=seed)
@@ -182,10 +174,10 @@ def _dataset(
         train=train,
         validation=validation,
         test=test,
-        device_names=tuple(map(str, range(num_sensors))),
+        device_names=names,
         feature_names=tuple(f"x{j}" for j in range(x.shape[1])),
         classes=CLASSES,
-        dissimilarity="mild" if split == "by-sensor" else "iid",
+        dissimilarity=dissimilarity,
         synthetic=synthetic,
         centred=True,  # every sensor's columns were standardised
     )

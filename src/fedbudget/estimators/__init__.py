@@ -2,6 +2,7 @@
 
 estimators.py   PrivateFederatedClassifier, PrivateFederatedRegressor
 unit_rows.py    from a matrix to rows in the unit ball, device by device
+schema_encoder.py  SchemaEncoder: raw columns in front of an estimator
 pipelines.py    detects the steps of a pipeline that are fitted on private rows
 """
 
@@ -15,9 +16,11 @@ from fedbudget.estimators.estimators import (
     PrivateFederatedRegressor,
 )
 from fedbudget.estimators.pipelines import check_pipeline
+from fedbudget.estimators.schema_encoder import SchemaEncoder
 
 __all__ = [
     "PrivateFederatedClassifier",
     "PrivateFederatedRegressor",
+    "SchemaEncoder",
     "check_pipeline",
 ]

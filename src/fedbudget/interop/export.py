@@ -1,42 +1,48 @@
-"""The released model, in formats that other programs read.
+"""The released model with its schema: raw columns in, label names or real units out.
 
-It is for rows encoded by `Schema.encode`: in the unit ball, with a constant column. So
-no exported model has a separate intercept.
+A model knows the public schema that its rows were encoded by, so whoever uses it needs
+no other file. Formats that other programs read:
 
-An ONNX file holds the model as a graph, rows in, labels and probabilities out:
+    .json     all of it: schema, digest, weights and the privacy statement
+    .joblib   a scikit-learn pipeline, the encoder and a linear model
+    .onnx     a graph from raw columns to predictions: `interop.onnx_files`
 
-    input    rows            float32 (n, dim), encoded as the model's schema says
-    output   label           int64 (n,): an index into the classes in the metadata
-             probabilities   float32 (n, C), for logistic and softmax
-             score           float32 (n, 1), for hinge and smooth_hinge
-             value           float32 (n, 1), for huber: its only output
-
-The file's metadata holds the names of the columns and the classes, and the privacy
-statement.
+A model without a schema is for encoded rows: in the unit ball, with a constant column
+if there is an intercept. So no model has a separate intercept.
 """
 
 import json
 import os
 from dataclasses import dataclass
+from math import log
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.checks import Array
+from fedbudget.checks import Array, number
+from fedbudget.data.features import Numeric
+from fedbudget.data.schema import Schema, read_schema
 from fedbudget.errors import DataError, InvalidInputError, RecordError, needed
 from fedbudget.files import whole_file
-from fedbudget.losses import MARGIN_LOSSES, Loss, Rows, loss_named
-from fedbudget.record import read_run
+from fedbudget.losses import MARGIN_LOSSES, Floats, Loss, Rows, loss_named
+from fedbudget.text import listed, shown
 
-_OPSET, _IR = 17, 8  # of 2022: every runtime of today reads them
-_PRODUCER = "fedbudget"
+if TYPE_CHECKING:
+    from fedbudget.record import RecordedRun
+
+FORMAT = "fedbudget model 1"  # of JSON files
+_KEYS = ("loss", "feature_names", "classes", "threshold", "weights", "privacy")
+_NO_SCHEMA = (
+    "the model has no schema, so it takes encoded rows only: give a matrix of "
+    "{} columns, or export the model of a run that knows its schema"
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearModel:
-    """A linear model, with the names of its columns and classes.
+    """A linear model, with its schema or the names of its columns and classes.
 
     >>> model = LinearModel(theta=np.array([2.0, -1.0]), loss="logistic")
     >>> model.predict(np.array([[0.5, 0.1], [0.1, 0.5]])).tolist()
@@ -48,6 +54,9 @@ class LinearModel:
     feature_names: tuple[str, ...] = ()  # of an encoded row; by default 0, 1, ...
     classes: tuple[str, ...] | None = None  # by default 0, 1, ...; none for huber
     privacy: str = ""  # the privacy statement, in words
+    schema: Schema | None = None  # how raw columns are encoded; None: not known
+    # With two classes: the second is predicted where its probability is above this.
+    threshold: float = 0.5
 
     def __post_init__(self) -> None:
         theta = np.array(self.theta, dtype=np.float64).reshape(-1)
@@ -58,6 +67,8 @@ class LinearModel:
                 f"theta has {len(theta)} entries, or entries that are not finite: give "
                 "the model of a run"
             )
+        if self.schema is not None:
+            self._take_names(self.schema)
         if self.classes is None and self.loss != "huber":
             if self.loss == "softmax":
                 raise InvalidInputError("softmax needs classes: list them")
@@ -70,6 +81,26 @@ class LinearModel:
                 f"theta has {len(theta)} entries, not {outputs} for each of "
                 f"{len(names)} columns: name the columns of an encoded row"
             )
+        number("threshold", self.threshold, above=0, below=1)
+        binary = self.classes is not None and len(self.classes) == 2
+        if self.threshold != 0.5 and (not binary or self.loss in MARGIN_LOSSES):
+            raise InvalidInputError(
+                f"threshold is {self.threshold:g}, and is for two classes with "
+                f"probabilities, not for loss {self.loss!r}: leave it out"
+            )
+
+    def _take_names(self, schema: Schema) -> None:
+        """Take columns and classes from the schema; refuse others."""
+        for name, value in (
+            ("feature_names", schema.feature_names),
+            ("classes", schema.classes),
+        ):
+            if getattr(self, name) not in ((), None, value):
+                raise InvalidInputError(
+                    f"{name} are {shown(getattr(self, name))}, not those of the "
+                    "schema: leave them out"
+                )
+            object.__setattr__(self, name, value)
 
     @property
     def model(self) -> Loss:
@@ -79,7 +110,7 @@ class LinearModel:
 
     @property
     def dim(self) -> int:
-        """Columns of a row."""
+        """Columns of an encoded row."""
         return len(self.feature_names)
 
     @property
@@ -87,12 +118,144 @@ class LinearModel:
         """One row of coefficients per score; shape (outputs, dim)."""
         return self.theta.reshape(self.model.num_outputs, -1)
 
-    def predict(self, x: Rows) -> NDArray[Any]:
-        """Return the class, or the value, of each encoded row; shape (n,)."""
-        predictions = self.model.predictions(self.model.scores(self.theta, x))
+    @property
+    def label(self) -> str:
+        """The name of the label's column; `label` if it is not known."""
+        return "label" if self.schema is None else self.schema.label
+
+    @property
+    def unit(self) -> str:
+        """The unit of predicted numbers; empty if there is none."""
+        target = None if self.schema is None else self.schema.target
+        return target.unit if isinstance(target, Numeric) else ""
+
+    @property
+    def label_scale(self) -> tuple[float, float]:
+        """Middle and half width of the label's bounds, for predicted numbers."""
+        target = None if self.schema is None else self.schema.target
+        if not isinstance(target, Numeric):
+            return 0.0, 1.0
+        middle, top = target.decode(np.array([0.0, 1.0]))
+        return float(middle), float(top - middle)
+
+    @property
+    def cut(self) -> float:
+        """The log-odds above which the second of two classes is predicted."""
+        return log(self.threshold / (1 - self.threshold))
+
+    def encode(self, table: Any) -> Rows:
+        """Return encoded rows of raw columns; a matrix is of encoded rows already.
+
+        Args:
+            table: A dict of columns, a pandas, polars or pyarrow frame, or the path of
+                a CSV or Parquet file. Or a matrix (NumPy or CSR), whose columns are
+                those of an encoded row.
+
+        Raises:
+            DataError: A column or a value does not match the schema.
+        """
+        if isinstance(table, np.ndarray) or getattr(table, "format", None) == "csr":
+            if table.ndim != 2 or table.shape[1] != self.dim:
+                raise DataError(
+                    f"the matrix has shape {table.shape}, encoded rows have "
+                    f"{self.dim} columns: give a frame or a dict of raw columns"
+                )
+            return table  # type: ignore[no-any-return]
+        if self.schema is None:
+            raise DataError(_NO_SCHEMA.format(self.dim))
+        from fedbudget.data.tables import read_features
+
+        return self.schema.encode(read_features(table, self.schema))
+
+    def predict(self, table: Any) -> NDArray[Any]:
+        """Return the class of each row, or its value in the label's unit; shape (n,).
+
+        `encode` says which tables are read.
+        """
+        return self._labels(self.model.scores(self.theta, self.encode(table)))
+
+    def probabilities(self, table: Any) -> Array:
+        """Return the probability of each class; shape (n, classes).
+
+        Raises:
+            InvalidInputError: The loss gives no probabilities.
+        """
+        return self._probabilities(self.model.scores(self.theta, self.encode(table)))
+
+    def columns(self, table: Any) -> dict[str, NDArray[Any]]:
+        """Return the predictions as named columns, to be stored beside the rows.
+
+        `predicted_LABEL`, and `probability_CLASS` of each class or `score`.
+        """
+        scores = self.model.scores(self.theta, self.encode(table))
+        columns = {f"predicted_{self.label}": self._labels(scores)}
         if self.classes is None:
-            return predictions
-        return np.array(self.classes)[predictions]
+            return columns
+        if self.loss in MARGIN_LOSSES:
+            return columns | {"score": scores}
+        names = [f"probability_{name}" for name in self.classes]
+        return columns | dict(zip(names, self._probabilities(scores).T, strict=True))
+
+    def _labels(self, scores: Floats) -> NDArray[Any]:
+        if self.classes is None:
+            middle, half = self.label_scale
+            return np.asarray(middle + half * scores)
+        if len(self.classes) == 2:
+            margin = scores[:, 1] - scores[:, 0] if scores.ndim == 2 else scores
+            index = (margin > self.cut).astype(np.int64)
+        else:
+            index = self.model.predictions(scores)
+        return np.array(self.classes)[index]
+
+    def _probabilities(self, scores: Floats) -> Array:
+        if self.classes is None or self.loss in MARGIN_LOSSES:
+            raise InvalidInputError(
+                f"loss {self.loss!r} gives no probabilities: use logistic or softmax"
+            )
+        if self.loss == "logistic":
+            scores = np.column_stack([np.zeros(len(scores)), scores])
+        odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(odds / odds.sum(axis=1, keepdims=True))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a model: the folder of a run, or a .json or .onnx file.
+
+        Raises:
+            RecordError: The folder holds no finished run, or the file does not exist.
+            DataError: The file is no model of fedbudget.
+        """
+        source = Path(path)
+        if source.is_dir():
+            return cls.from_run(source)
+        if source.suffix not in (".json", ".onnx"):
+            trust = "; a .joblib file runs code when it is loaded: use joblib yourself"
+            raise InvalidInputError(
+                f"model {str(source)!r} is not a run's folder, a .json or an .onnx "
+                f"file: export one{trust if source.suffix == '.joblib' else ''}"
+            )
+        try:
+            data = source.read_bytes()
+        except OSError as error:
+            raise RecordError(
+                f"model {str(source)!r} cannot be read: {error.strerror}"
+            ) from None
+        if source.suffix == ".json":
+            return cls._from_json(data, source)
+        from fedbudget.interop.onnx_files import from_onnx
+
+        return from_onnx(data)  # type: ignore[return-value]
+
+    @classmethod
+    def _from_json(cls, data: bytes, source: Path) -> Self:
+        try:
+            return cls.from_dict(json.loads(data))
+        except (ValueError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"file {str(source)!r} is not a model of fedbudget ({reason}): give "
+                "one that fedbudget export has written"
+            ) from None
 
     @classmethod
     def from_run(cls, path: str | os.PathLike[str]) -> Self:
@@ -101,26 +264,55 @@ class LinearModel:
         Raises:
             RecordError: The folder holds no finished run.
         """
+        from fedbudget.record import read_run
+
         run = read_run(path)
         if run.theta is None:
             raise RecordError(f"{path} holds a run that is not finished: finish it")
+        schema = _schema_of(run)
         classes = run.about.get("classes")
         if classes is None and run.plan.loss == "softmax":
             classes = range(run.plan.num_classes)
+        if schema is not None:
+            classes = schema.classes
         return cls(
             theta=run.theta,
             loss=run.plan.loss,
-            feature_names=tuple(run.about.get("feature_names") or ()),
-            classes=None if classes is None else tuple(map(str, classes)),
+            schema=schema,
             privacy=str(run.privacy),
+            feature_names=() if schema else tuple(run.about.get("feature_names") or ()),
+            classes=None if classes is None else tuple(map(str, classes)),
         )
 
     def to_sklearn(self) -> Any:
         """Return a fitted scikit-learn model with the same predictions.
 
-        LogisticRegression for logistic and softmax, LinearSVC for hinge and
+        With a schema, a pipeline from raw columns: `SchemaEncoder` and a linear model.
+        That is LogisticRegression for logistic and softmax, LinearSVC for hinge and
         smooth_hinge, and LinearRegression for huber.
         """
+        fitted = self._linear()
+        if self.threshold != 0.5:
+            from sklearn.frozen import FrozenEstimator
+            from sklearn.model_selection import FixedThresholdClassifier
+
+            assert self.classes is not None  # checked with the threshold
+            fitted = FixedThresholdClassifier(
+                FrozenEstimator(fitted),
+                threshold=self.threshold,
+                pos_label=self.classes[1],
+                response_method="predict_proba",
+            ).fit(np.zeros((2, self.dim)), list(self.classes))
+        if self.schema is None:
+            return fitted
+        from sklearn.pipeline import Pipeline
+
+        from fedbudget.estimators.schema_encoder import SchemaEncoder
+
+        return Pipeline([("encode", SchemaEncoder(self.schema)), ("model", fitted)])
+
+    def _linear(self) -> Any:
+        """Return the linear model for encoded rows."""
         linear_model, svm = _sklearn()
         kinds = dict.fromkeys(MARGIN_LOSSES, svm.LinearSVC)
         kinds["huber"] = linear_model.LinearRegression
@@ -132,12 +324,14 @@ class LinearModel:
             self.loss == "softmax" and len(weights) == 2
         ):  # scikit-learn has one score for 2 classes
             weights = weights[1:] - weights[:1]
-        fitted.coef_ = weights[0].copy() if self.loss == "huber" else weights.copy()
-        fitted.intercept_ = 0.0 if self.loss == "huber" else np.zeros(len(weights))
-        fitted.n_features_in_ = self.dim
-        if self.classes is not None:
+        fitted.coef_, fitted.intercept_ = weights.copy(), np.zeros(len(weights))
+        if self.classes is None:
+            fitted.intercept_, half = self.label_scale
+            fitted.coef_ = half * weights[0]
+        else:
             fitted.classes_ = np.array(self.classes)
             fitted.n_iter_ = np.ones(1, dtype=np.int32)
+        fitted.n_features_in_ = self.dim
         return fitted
 
     @classmethod
@@ -176,12 +370,45 @@ class LinearModel:
     def to_dict(self) -> dict[str, Any]:
         """Return the model as values for JSON."""
         return {
+            "format": FORMAT,
             "loss": self.loss,
             "feature_names": list(self.feature_names),
             "classes": None if self.classes is None else list(self.classes),
+            "threshold": self.threshold,
             "weights": self.weights.tolist(),
+            "schema": None if self.schema is None else self.schema.to_dict(),
+            "schema_digest": None if self.schema is None else self.schema.digest,
             "privacy": self.privacy,
         }
+
+    @classmethod
+    def from_dict(cls, plain: Any) -> Self:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            InvalidInputError: It is no model, or its schema was changed.
+        """
+        if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+            raise InvalidInputError(f"its format is not {FORMAT!r}")
+        missing = [key for key in _KEYS if key not in plain]
+        if missing:
+            raise InvalidInputError(f"it lacks {listed(missing)}")
+        try:
+            weights = np.array(plain["weights"], dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InvalidInputError("its weights are not numbers") from None
+        names, classes = plain["feature_names"], plain["classes"]
+        if not isinstance(names, list) or not isinstance(classes, list | None):
+            raise InvalidInputError("feature_names and classes must be lists")
+        return cls(
+            theta=weights.reshape(-1),
+            loss=plain["loss"],
+            feature_names=tuple(map(str, names)),
+            classes=None if classes is None else tuple(map(str, classes)),
+            threshold=plain["threshold"],
+            schema=read_schema(plain.get("schema"), plain.get("schema_digest")),
+            privacy=str(plain["privacy"]),
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model; the suffix is the format: .onnx, .joblib (sklearn) or .json.
@@ -201,73 +428,17 @@ class LinearModel:
             writers[target.suffix](self, file)
 
 
-def to_onnx(model: LinearModel) -> bytes:
-    """Return the model as the bytes of an ONNX file.
-
-    Raises:
-        MissingExtraError: onnx is not installed.
-    """
-    onnx = _onnx()
-    helper = onnx.helper
-    weights = np.ascontiguousarray(model.weights.T, dtype=np.float32)
-    nodes, outputs, constants = _graph(model, onnx)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["rows", "weights"], ["scores"]), *nodes],
-        "linear",
-        [_table(onnx, "rows", model.dim)],
-        outputs,
-        [
-            onnx.numpy_helper.from_array(value, name)
-            for name, value in {"weights": weights, **constants}.items()
-        ],
-    )
-    onnx_model = helper.make_model(
-        graph,
-        producer_name=_PRODUCER,
-        opset_imports=[helper.make_opsetid("", _OPSET)],
-        ir_version=_IR,
-    )
-    metadata = model.to_dict()
-    del metadata["weights"]
-    properties = {name: json.dumps(value) for name, value in metadata.items()}
-    helper.set_model_props(onnx_model, properties)
-    onnx.checker.check_model(onnx_model, full_check=True)
-    return bytes(onnx_model.SerializeToString())
-
-
-def from_onnx(data: bytes) -> LinearModel:
-    """Read a model that `to_onnx` wrote; weights have float32 precision.
-
-    Raises:
-        DataError: The bytes are not an ONNX file, or not one of fedbudget.
-    """
-    onnx = _onnx()
-    try:
-        onnx_model = onnx.load_model_from_string(data)
-    except Exception as error:  # protobuf has its own exceptions
-        raise DataError(
-            f"this is not an ONNX file ({error}): give one that fedbudget has written"
-        ) from None
-    props = {item.key: json.loads(item.value) for item in onnx_model.metadata_props}
-    arrays = {item.name: item for item in onnx_model.graph.initializer}
-    producer = onnx_model.producer_name
-    if producer != _PRODUCER or "weights" not in arrays or "loss" not in props:
-        raise DataError(
-            f"this ONNX file was written by {producer!r}, not by fedbudget: its graph "
-            "may be different; give one that fedbudget has written"
-        )
-    weights = onnx.numpy_helper.to_array(arrays["weights"]).T
-    classes = props["classes"]
-    return LinearModel(
-        theta=np.asarray(weights, dtype=np.float64).reshape(-1),
-        loss=props["loss"],
-        feature_names=tuple(props["feature_names"]),
-        classes=None if classes is None else tuple(classes),
-        privacy=props["privacy"],
-    )
+def _schema_of(run: "RecordedRun") -> Schema | None:
+    """Return the schema of a run; older folders hold it beside the data's options."""
+    if run.plan.schema is not None:
+        return run.plan.schema
+    plain = run.about.get("schema")
+    return Schema.from_dict(plain) if isinstance(plain, dict) else None
 
 
 def _save_onnx(model: LinearModel, file: IO[bytes]) -> None:
+    from fedbudget.interop.onnx_files import to_onnx
+
     file.write(to_onnx(model))
 
 
@@ -286,55 +457,3 @@ def _sklearn() -> tuple[Any, Any]:
     with needed("a scikit-learn model", "scikit-learn"):
         from sklearn import linear_model, svm
     return linear_model, svm
-
-
-def _graph(
-    model: LinearModel, onnx: Any
-) -> tuple[list[Any], list[Any], dict[str, NDArray[Any]]]:
-    """Return the nodes after the scores, the outputs, and the constants."""
-    node = onnx.helper.make_node
-    label = onnx.helper.make_tensor_value_info("label", onnx.TensorProto.INT64, ["n"])
-    if model.loss == "huber":
-        nodes = [node("Identity", ["scores"], ["value"])]
-        return nodes, [_table(onnx, "value", 1)], {}
-    if model.loss == "softmax":
-        nodes = [
-            node("Softmax", ["scores"], ["probabilities"], axis=1),
-            node("ArgMax", ["scores"], ["label"], axis=1, keepdims=0),
-        ]
-        count = model.model.num_outputs
-        return nodes, [label, _table(onnx, "probabilities", count)], {}
-    decide = [
-        node("Greater", ["scores", "zero"], ["positive"]),
-        node("Cast", ["positive"], ["column"], to=onnx.TensorProto.INT64),
-        node("Squeeze", ["column", "axis"], ["label"]),
-    ]
-    constants: dict[str, NDArray[Any]] = {
-        "zero": np.zeros(1, np.float32),
-        "axis": np.ones(1, np.int64),
-    }
-    if model.loss in MARGIN_LOSSES:
-        nodes = [*decide, node("Identity", ["scores"], ["score"])]
-        return nodes, [label, _table(onnx, "score", 1)], constants
-    nodes = [
-        *decide,
-        node("Sigmoid", ["scores"], ["second"]),
-        node("Sub", ["one", "second"], ["first"]),
-        node("Concat", ["first", "second"], ["probabilities"], axis=1),
-    ]
-    constants["one"] = np.ones(1, np.float32)
-    return nodes, [label, _table(onnx, "probabilities", 2)], constants
-
-
-def _table(onnx: Any, name: str, columns: int) -> Any:
-    kind = onnx.TensorProto.FLOAT
-    return onnx.helper.make_tensor_value_info(name, kind, ["n", columns])
-
-
-def _onnx() -> Any:
-    with needed("an ONNX file", "onnx", "interop"):
-        import onnx
-        import onnx.checker
-        import onnx.helper
-        import onnx.numpy_helper
-    return onnx

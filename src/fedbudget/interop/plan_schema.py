@@ -54,6 +54,9 @@ _DESCRIPTIONS: dict[str, str] = {
     "least_answers": "least number of uploads in a sum that the server sees",
     "colluders": "devices that may collude with the server",
     "clip": "largest norm of a device's move in a round; null: not clipped",
+    "schema": "the public encoding of the rows: columns, bounds, categories, label and "
+    "units; null: not known",
+    "schema_digest": "SHA-256 of the schema's canonical JSON; null: no schema",
     "device_rounds": "number of rounds of each device",
     "privacy": "the privacy statement, in words",
     "data": "the data set in one line; in the output of commands",
@@ -92,6 +95,7 @@ _LIMITS: dict[str, dict[str, Any]] = {
     "unit": {"enum": list(UNITS)},
     "colluders": _COUNT,
     "clip": {"type": ["number", "null"], "exclusiveMinimum": 0},
+    "schema": {"type": ["object", "null"]},
 }
 
 
@@ -101,6 +105,7 @@ def plan_schema() -> dict[str, Any]:
     properties = {name: _property(name, kind) for name, kind in items.items()}
     counts = {"type": "array", "items": _COUNT, "minItems": 1}
     derived = {"device_rounds": counts, "steps": _WHOLE, "privacy": _TEXT}
+    derived["schema_digest"] = {"type": ["string", "null"]}
     properties |= {name: _described(name, kind) for name, kind in derived.items()}
     required = list(properties)
     properties["data"] = _described("data", _TEXT)

@@ -44,7 +44,6 @@ from fedbudget.planning.spectral import (
 from fedbudget.planning.weights import (
     EarlyStops,
     Weighting,
-    balanced,
     candidate_weights_with_stops,
     drop_negligible,
     early_stop_candidates,
@@ -100,10 +99,11 @@ def choose_joint(setting: Setting) -> Choice:
         stays = best.early_stops.last_round >= best.rounds
         variance = best.early_stops.variance(variance)
         last_round = best.early_stops.last_round
-    weights = balanced(best.kappa, option.target, variance)
+    weights = option.rule.weights(best.kappa, option.target, variance)
     if setting.weights == "auto":
         # The last rounds need the devices that stay, even those of small weight.
-        weights = drop_negligible(weights, option.target, needed=stays)
+        fewer = drop_negligible(weights, option.target, needed=stays)
+        weights = fewer if option.rule.allows(int((fewer > 0).sum())) else weights
     members = _member_losses(setting, option, best)
     return Choice(
         tau=best.tau,
@@ -122,6 +122,7 @@ def choose_joint(setting: Setting) -> Choice:
         last_round=last_round,
         advice=advise(setting.problem, best.loss).text,
         noise_decay=best.schedule.decay,
+        clip=setting.clip,
     )
 
 
@@ -178,11 +179,16 @@ def _best_early_stops(
     momenta = np.unique([0.0, best.momentum, *_MOMENTA])
     result = None
     for stops in early_stop_candidates(
-        setting.budget, setting.prices, batch_size=option.batch_size
+        setting.budget, setting.prices, batch_size=option.batch_size, rule=option.rule
     ):
         variance = stops.variance(option.variance)
         weighting = candidate_weights_with_stops(
-            stops, option.target, variance, sampling, planned=setting.weights == "auto"
+            stops,
+            option.target,
+            variance,
+            sampling,
+            planned=setting.weights == "auto",
+            rule=option.rule,
         )
         trial = _score(
             setting,
@@ -207,6 +213,7 @@ def _with_falling_noise(
     """
     sampling = setting.sampling(option.batch_size)
     constant = not setting.noise_schedule or best.early_stops is not None
+    constant |= setting.is_sum or setting.per_device
     if constant or sampling not in ("full", "fixed"):
         return best
     rates = np.array([best.learning_rate])
@@ -258,7 +265,10 @@ def _score(
     steps = schedule.tau * schedule.rounds
     with np.errstate(over="ignore", invalid="ignore"):  # some candidates diverge
         response = respond(
-            spectrum, schedule, variance=setting.problem["gradient_variance"]
+            spectrum,
+            schedule,
+            variance=setting.problem["gradient_variance"],
+            per_round=setting.is_sum,
         )
         # The best weights depend on the candidate's noise: try every weighting.
         parts, corrected = predicted_parts(setting, schedule, response, option)
@@ -317,7 +327,9 @@ def _losses(
     """Return the predicted loss of every candidate, with its best weights."""
     variance = setting.problem["gradient_variance"]
     with np.errstate(over="ignore", invalid="ignore"):  # some candidates diverge
-        response = respond(spectrum, schedule, variance=variance)
+        response = respond(
+            spectrum, schedule, variance=variance, per_round=setting.is_sum
+        )
         parts, _ = predicted_parts(setting, schedule, response, option)
         loss = np.nan_to_num(np.sum(list(parts.values()), axis=0), nan=np.inf)
     return np.asarray(loss.min(axis=1))
@@ -390,9 +402,14 @@ def _reasons(
             f"{above if best.learning_rate > limit else ''}"
         )
     elif best.learning_rate > 0.9 * limit:
+        why = (
+            "noise depends on learning rate times steps, and steps cost"
+            if setting.is_sum
+            else "few large steps need less noise than many small ones"
+        )
         yield (
             f"learning rate {best.learning_rate:.3g}: close to the largest stable one; "
-            "few large steps need less noise than many small ones"
+            f"{why}"
         )
     else:
         yield (
@@ -424,8 +441,9 @@ def _reasons(
             + _cyclic_saving(option, best)
         )
     if np.ptp(weights) > 1e-9:
-        target_noise = option.target @ (option.target * option.variance)
-        noise = weights @ (weights * option.variance)
+        everybody = np.ones(len(weights), dtype=np.bool_)
+        target_noise = option.rule.noise(option.target, option.variance, everybody)
+        noise = option.rule.noise(weights, option.variance, everybody)
         yield (
             f"weights from {weights.min():.2g} to {weights.max():.2g}: the variance of "
             f"the averaged noise is {noise / target_noise:.2g} times that of the "

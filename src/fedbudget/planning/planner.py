@@ -29,6 +29,7 @@ from fedbudget.planning.settings import (
 )
 from fedbudget.planning.weights import check_target
 from fedbudget.privacy import accountant_named
+from fedbudget.privacy.uploads import check_answers, check_learning_rate
 from fedbudget.problem import Problem
 
 PLANNERS: MappingProxyType[str, Callable[[Setting], Choice]] = MappingProxyType(
@@ -59,6 +60,7 @@ def plan(
     drift_correction: bool = True,
     sampling: str = SAMPLING,
     noise_schedule: bool = True,
+    clip: float | None = None,
 ) -> Plan:
     """Return the best plan within both budgets of every device.
 
@@ -87,6 +89,13 @@ def plan(
             and the planner is `joint`, Poisson with `pld`, fixed otherwise.
         noise_schedule: Whether `joint` may let the noise fall from round to round,
             which costs as much privacy as constant noise.
+        clip: Largest norm of a device's move in one round, with trust "sum"; a longer
+            one is scaled down to it.
+
+    The budget's `trust` and `unit` are those of the plan. With trust "sum" devices take
+    local steps without noise, and share the noise of each round's sum: the price of a
+    round is `prices.secure_round`, the learning rate at most 2 over the loss's
+    smoothness, and there is no drift correction.
 
     Raises:
         InvalidInputError: An argument is invalid.
@@ -109,7 +118,9 @@ def plan(
             raise InvalidInputError(f"{name} must be a {kind.__name__}, got {value!r}")
     budget = budget.for_rows(problem.num_samples)
     check_devices(budget, prices, problem.num_devices)
+    prices = prices.for_trust(budget.trust)
     _check_loss(problem.model)
+    _check_trust(problem, budget, planner, accountant, learning_rate, clip)
     privacy_accountant = accountant_named(accountant)
     setting = Setting(
         problem=problem,
@@ -121,9 +132,10 @@ def plan(
         target=target,
         batch_size=check_batch_size(problem, batch_size),
         learning_rate=_checked_rate(learning_rate),
-        drift_correction=drift_correction,
+        drift_correction=drift_correction and budget.trust == "uploads",
         cyclic=_is_cyclic(sampling, planner, accountant, prices),
         noise_schedule=noise_schedule,
+        clip=clip,
     )
     choice = PLANNERS[planner](setting)
     dual_prices = _dual_prices(setting, choice, PLANNERS[planner])
@@ -139,6 +151,48 @@ def _check_loss(model: Loss) -> None:
             f"a plan names its loss, and {model.name!r} stands for {standard}, not for "
             f"{model}: plan with the loss by name, and scale labels to it"
         )
+
+
+def _check_trust(
+    problem: Problem,
+    budget: Budget,
+    planner: str,
+    accountant: str,
+    learning_rate: float | None,
+    clip: float | None,
+) -> None:
+    """Refuse what the trust and the unit of the budget do not allow."""
+    if clip is not None:
+        number("clip", clip, above=0)
+    if planner != "joint" and (budget.trust, budget.unit) != ("uploads", "sample"):
+        raise InvalidInputError(
+            f"planner {planner!r} plans noise per step for one sample, not trust "
+            f"{budget.trust!r} and unit {budget.unit!r}: use planner 'joint'",
+            argument="planner",
+        )
+    if budget.trust == "uploads":
+        if clip is not None:
+            raise InvalidInputError(
+                f"clip {clip:g} is for trust 'sum': with noise per step, gradients are "
+                "bounded by the loss; leave it out",
+                argument="clip",
+            )
+        if budget.unit == "device" and accountant == "pld":
+            raise InvalidInputError(
+                "accountant pld is for Poisson-sampled batches, which do not protect a "
+                "whole device: use gdp or zcdp",
+                argument="accountant",
+            )
+        return
+    least = budget.least_answers
+    taking_part = problem.num_devices
+    check_answers(
+        taking_part if least is None else least, budget.colluders, taking_part
+    )
+    model = problem.model
+    curvature = 0.0 if budget.unit == "device" else model.curvature
+    smallest = 1e-300 if learning_rate is None else learning_rate
+    check_learning_rate(smallest, curvature, model.l2)
 
 
 def _is_cyclic(sampling: str, planner: str, accountant: str, prices: Prices) -> bool:

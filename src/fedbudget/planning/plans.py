@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.checks import Array, number, numbers, one_of, whole, within
+from fedbudget.data.schema import Schema, read_schema
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Loss, loss_named
 from fedbudget.privacy import (
@@ -26,6 +27,7 @@ from fedbudget.privacy import (
 )
 from fedbudget.privacy.runs import TRUSTS, UNITS
 from fedbudget.privacy.uploads import check_answers
+from fedbudget.problem import Problem
 
 NOT_PRIVATE = "none"  # the accountant of a plan without noise
 
@@ -45,6 +47,7 @@ _ADDED_KEYS = {
     "clip": None,
     "predicted_range": None,
     "noise_decay": 1.0,
+    "schema": None,
 }
 # Texts for people, and the range of a prediction: they do not change a run.
 _EXPLANATIONS = ("advice", "privacy", "reasons", "predicted_range")
@@ -102,6 +105,8 @@ class Plan:
     # The noise of a round over that of the round before. Below 1, `noise_std` is the
     # constant noise of equal cost: see `privacy.schedules`.
     noise_decay: float = 1.0
+    # The public encoding of the rows, for whoever uses the model; None: not known.
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", whole("tau", self.tau))
@@ -166,6 +171,7 @@ class Plan:
             )
         self._check_full_batches()
         self._check_noise_decay()
+        self._check_schema()
 
     def _check_full_batches(self) -> None:
         """Refuse full batches that are not: they would train on rows not counted."""
@@ -176,6 +182,31 @@ class Plan:
                 f"sampling is 'full', but batch_size {self.batch_size[m]} of device "
                 f"{m} is below its {self.num_samples[m]} samples: raise it to that, "
                 "or set sampling to 'fixed'"
+            )
+
+    def _check_schema(self) -> None:
+        """Refuse a schema of other rows or labels than the plan is for."""
+        if self.schema is None:
+            return
+        if not isinstance(self.schema, Schema):
+            raise InvalidInputError(
+                f"schema is a {type(self.schema).__name__}: give a Schema"
+            )
+        columns = len(self.schema.feature_names)
+        if columns != self.dim:
+            raise InvalidInputError(
+                f"the schema gives rows of {columns} columns, the plan is for "
+                f"{self.dim}: plan again with this schema"
+            )
+        classes = self.schema.classes
+        expected = self.num_classes if self.loss == "softmax" else 2
+        count = None if self.loss == "huber" else expected
+        if (None if classes is None else len(classes)) != count:
+            labels = "numbers" if classes is None else f"{len(classes)} classes"
+            raise InvalidInputError(
+                f"the schema's label {self.schema.label!r} has {labels}, which loss "
+                f"{self.loss!r} with {self.num_classes} scores per row does not fit: "
+                "plan again with this schema"
             )
 
     def _check_noise_decay(self) -> None:
@@ -441,7 +472,10 @@ class Plan:
                 # JSON has no infinity: None stands for an unbounded epsilon.
                 value = [x if np.isfinite(x) else None for x in value.tolist()]
             plain[item.name] = list(value) if isinstance(value, tuple) else value
-        derived = {"device_rounds": self.device_rounds.tolist()}
+        derived: dict[str, Any] = {"device_rounds": self.device_rounds.tolist()}
+        schema = self.schema
+        plain["schema"] = None if schema is None else schema.to_dict()
+        derived["schema_digest"] = None if schema is None else schema.digest
         return plain | derived | {"steps": self.steps, "privacy": str(self.privacy)}
 
     @classmethod
@@ -453,7 +487,7 @@ class Plan:
             )
         plain = current_keys(plain)
         names = {item.name for item in fields(cls)}
-        derived = {"device_rounds", "steps", "privacy"}
+        derived = {"device_rounds", "steps", "privacy", "schema_digest"}
         if set(plain) - derived != names:
             invalid = sorted((set(plain) - derived) ^ names)
             raise InvalidInputError(
@@ -470,6 +504,7 @@ class Plan:
             raise InvalidInputError(
                 f"epsilon must be a list, one per device, got {values['epsilon']!r}"
             )
+        values["schema"] = read_schema(values["schema"], plain.get("schema_digest"))
         values["predicted_range"] = _pair(values["predicted_range"])
         values["epsilon"] = [np.inf if x is None else x for x in values["epsilon"]]
         try:
@@ -490,6 +525,11 @@ def _array(name: str, value: Any, kind: type) -> NDArray[Any]:
     array: NDArray[Any] = checked.astype(kind)
     array.setflags(write=False)
     return array
+
+
+def schema_of(problem: Problem) -> Schema | None:
+    """Return the schema that a problem carries."""
+    return Schema.from_json(problem.schema) if problem.schema else None
 
 
 def current_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -519,6 +559,8 @@ def is_same_plan(first: Any, second: Mapping[str, Any]) -> bool:
         return False
     plans = [current_keys(plain) for plain in (first, second)]
     for plain in plans:
-        for name in _EXPLANATIONS:
+        for name in (*_EXPLANATIONS, "schema_digest"):
             plain.pop(name, None)
+    if None in (plans[0]["schema"], plans[1]["schema"]):  # one of an earlier state
+        plans = [plain | {"schema": None} for plain in plans]
     return plans[0] == plans[1]

@@ -14,9 +14,19 @@ from numpy.typing import ArrayLike, NDArray
 from fedbudget.budget import MOST_COST, MOST_EPSILON, Budget, Prices
 from fedbudget.checks import Array, floats, whole, within
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
-from fedbudget.planning.plans import Plan
-from fedbudget.privacy import GDP, Accountant, NoisyGradients, rounded_up
+from fedbudget.planning.plans import Plan, schema_of
+from fedbudget.privacy import (
+    GDP,
+    Accountant,
+    LocalSteps,
+    NoisyGradients,
+    NoisyUploads,
+    Releases,
+    noise_for_budget,
+    rounded_up,
+)
 from fedbudget.privacy.runs import weak_guarantees
+from fedbudget.privacy.uploads import check_answers
 from fedbudget.problem import Problem
 
 # Bounds the search where a step or a round is free. Progress and noise depend on
@@ -25,6 +35,9 @@ MAX_STEPS = 20_000
 # Defaults of `plan`.
 PLANNER, ACCOUNTANT = "joint", "gdp"
 WEIGHTING, TARGET, SAMPLING = "auto", "uniform", "auto"
+
+_ROUNDING = 1e-12
+_DEMANDING = 2.0  # a device that needs this many times the median noise is named
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,11 +58,24 @@ class Setting:
     cyclic: bool = False  # batches below full size are disjoint and taken in turn
     explain: bool = True  # whether to say what a public sample would save
     noise_schedule: bool = True  # whether noise may fall from round to round
+    clip: float | None = None  # largest norm of a device's move, for sums; None: any
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the server sees only sums, so that noise is added once per round."""
+        return self.budget.trust == "sum"
+
+    @property
+    def per_device(self) -> bool:
+        """Whether epsilon protects all samples of a device."""
+        return self.budget.unit == "device"
 
     def sampling(self, batch_size: NDArray[np.int64]) -> str:
         """Return the sampling scheme of batches of this size."""
         if np.array_equal(batch_size, self.problem.num_samples):
             return "full"
+        if self.is_sum:
+            return "cyclic"
         if self.accountant.name == "pld":
             return "poisson"
         # With a single block, the other rows would never be used.
@@ -75,8 +101,14 @@ class Setting:
         For sampled batches this is `sampled_excess` times the limit for many steps, in
         which a sampled batch needs the noise of a full one (Dong, Roth and Su 2022,
         Cor. 5.4). `complete` calibrates the exact noise of the plan.
+
+        Replacing a whole device moves its mean as if it had one sample. For sums this
+        is the noise in the sum of a round that moves by at most 2 G / X_m and has the
+        device's weight 1.
         """
-        if self.sampling(batch_size) == "poisson":
+        if self.per_device:
+            rows, factor = np.ones(1, dtype=np.int64), 1.0
+        elif self.sampling(batch_size) == "poisson":
             rows, factor = self.problem.num_samples, self.sampled_excess
         else:
             rows, factor = batch_size, 1.0
@@ -114,9 +146,9 @@ class Setting:
         batch = self.problem.num_samples if self.batch_size is None else self.batch_size
         round_cost = prices.run_cost(rounds=1, tau=1, batch_size=batch)
         added = np.maximum(cost * floats(old.cost), round_cost) if cost > 0 else 0.0
-        budget = Budget(
+        budget = replace(
+            old,
             epsilon=np.minimum(floats(old.epsilon) * (1 + epsilon), MOST_EPSILON),
-            delta=old.delta,
             cost=np.minimum(floats(old.cost) + added, MOST_COST),
         )
         multiplier = self.unit_multiplier
@@ -142,6 +174,7 @@ class Choice:
     last_round: NDArray[np.int64] | None = None  # per device; None: all rounds
     advice: str = ""  # set if federating is not predicted to pay
     noise_decay: float = 1.0  # the noise of a round over that of the round before
+    clip: float | None = None  # largest norm of a device's move in a round, for sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,33 +195,9 @@ def complete(
     epsilon, delta, cost = setting.budget.per_device(problem.num_devices)
     last = choice.rounds if choice.last_round is None else choice.last_round
     each = np.where(choice.weights > 0, np.minimum(last, choice.rounds), 0)
-    # The noise suits a device's own steps. For a device that is not selected, it is
-    # the noise of a whole run.
-    steps = choice.tau * np.where(each > 0, each, choice.rounds)
-    sampling = setting.sampling(choice.batch_size)
-    if sampling == "poisson":
-        noise_std = setting.accountant.noise_std(
-            lipschitz=problem["lipschitz"],
-            batch_size=choice.batch_size,
-            epsilon=epsilon,
-            delta=delta,
-            steps=steps,
-            sampling_probability=setting.sampling_probability(choice.batch_size),
-            prior_mu=problem.prior_mu,
-        )
-    else:
-        laps = -(-steps // setting.blocks(choice.batch_size))
-        noise_std = setting.unit_noise(choice.batch_size) * np.sqrt(laps)
-    run = NoisyGradients(
-        lipschitz=problem["lipschitz"],
-        batch_size=choice.batch_size,
-        noise_std=noise_std,
-        steps=choice.tau * each,
-        sampling_probability=setting.sampling_probability(choice.batch_size),
-        blocks=setting.blocks(choice.batch_size),
-    )
+    releases, noise_std = _releases(setting, choice, each)
     spent = setting.accountant.epsilon(
-        run, delta=delta, prior_mu=problem.prior_mu, at_most=epsilon
+        releases, delta=delta, prior_mu=problem.prior_mu, at_most=epsilon
     )
     run_cost = prices.run_cost(
         rounds=each, tau=choice.tau, batch_size=choice.batch_size
@@ -207,7 +216,7 @@ def complete(
         learning_rate=choice.learning_rate,
         momentum=choice.momentum,
         drift_correction=choice.drift_correction,
-        sampling=sampling,
+        sampling=setting.sampling(choice.batch_size),
         num_samples=problem.num_samples,
         batch_size=choice.batch_size,
         noise_std=noise_std,
@@ -222,6 +231,7 @@ def complete(
         l2=problem.model.l2,
         dim=problem.dim,
         lipschitz=problem["lipschitz"],
+        schema=schema_of(problem),
         planner=planner,
         accountant=setting.accountant.name,
         predicted_loss=choice.predicted_loss,
@@ -233,12 +243,110 @@ def complete(
             *choice.reasons,
             dual_prices.reason,
             *_idle_devices(each, choice.rounds),
+            *_demanding(setting, choice, each),
             *_cautions(setting, choice),
             *filter(None, [choice.advice]),
         ),
         advice=choice.advice,
         last_round=choice.last_round,
         noise_decay=choice.noise_decay,
+        trust=setting.budget.trust,
+        unit=setting.budget.unit,
+        least_answers=getattr(releases, "least_answers", 1),
+        colluders=setting.budget.colluders,
+        clip=choice.clip,
+    )
+
+
+def _releases(
+    setting: Setting, choice: Choice, each: NDArray[np.int64]
+) -> tuple[Releases, Array]:
+    """Return what is released, with calibrated noise, and each device's noise."""
+    if setting.is_sum:
+        uploads = shared_noise(setting, choice, each)
+        return uploads, np.full(len(each), uploads.noise_std)
+    problem, batch = setting.problem, choice.batch_size
+    # The noise suits a device's own steps. For a device that is not selected, it is
+    # the noise of a whole run.
+    steps = choice.tau * np.where(each > 0, each, choice.rounds)
+    blocks = np.ones(1) if setting.per_device else setting.blocks(batch)
+    if setting.sampling(batch) == "poisson":
+        epsilon, delta, _ = setting.budget.per_device(problem.num_devices)
+        noise_std = setting.accountant.noise_std(
+            lipschitz=problem["lipschitz"],
+            batch_size=batch,
+            epsilon=epsilon,
+            delta=delta,
+            steps=steps,
+            sampling_probability=setting.sampling_probability(batch),
+            prior_mu=problem.prior_mu,
+        )
+    else:
+        noise_std = setting.unit_noise(batch) * np.sqrt(-(-steps // blocks))
+    run = NoisyGradients(
+        lipschitz=problem["lipschitz"],
+        batch_size=1.0 if setting.per_device else batch,
+        noise_std=noise_std,
+        steps=choice.tau * each,
+        sampling_probability=setting.sampling_probability(batch),
+        blocks=blocks,
+    )
+    return run, noise_std
+
+
+def noise_needed(
+    setting: Setting, choice: Choice, each: NDArray[np.int64]
+) -> tuple[LocalSteps, Array]:
+    """Return the local steps, and the noise that each device needs in the sum."""
+    problem, budget = setting.problem, setting.budget
+    epsilon, delta, _ = budget.per_device(problem.num_devices)
+    steps = LocalSteps(
+        lipschitz=problem["lipschitz"],
+        curvature=problem.model.curvature,
+        l2=problem.model.l2,
+        learning_rate=choice.learning_rate,
+        tau=choice.tau,
+        batch_size=choice.batch_size,
+        blocks=setting.blocks(choice.batch_size),
+        unit=budget.unit,
+        clip=choice.clip,
+    )
+    need = noise_for_budget(
+        steps,
+        accountant=setting.accountant,
+        weights=choice.weights,
+        rounds=each,
+        epsilon=epsilon,
+        delta=delta,
+        prior_mu=problem.prior_mu,
+    )
+    return steps, need
+
+
+def shared_noise(
+    setting: Setting, choice: Choice, each: NDArray[np.int64]
+) -> NoisyUploads:
+    """Return the uploads with shares that give the device that needs most its noise."""
+    steps, need = noise_needed(setting, choice, each)
+    if np.isinf(need).any():
+        m = int(np.argmax(need))
+        raise InfeasibleBudgetError(
+            f"the privacy budget of device {m} was spent before the run: raise its "
+            "epsilon, or set its weight to 0"
+        )
+    to_the_end = int((each == each.max()).sum())
+    least, colluders = setting.budget.least_answers, setting.budget.colluders
+    least = to_the_end if least is None else least
+    check_answers(least, colluders, to_the_end)
+    share = float(need.max()) / float(np.sqrt(least - colluders))
+    return NoisyUploads(
+        steps=steps,
+        weights=choice.weights,
+        rounds=each,
+        # Raised: the rounded sum of the shares is not below what is needed.
+        noise_std=share * (1 + _ROUNDING),
+        least_answers=least,
+        colluders=colluders,
     )
 
 
@@ -264,6 +372,22 @@ def _idle_devices(rounds_each: NDArray[np.int64], rounds: int) -> Iterator[str]:
             if idle.sum() == 1
             else f"(numbers {numbers}) are not selected: their noise outweighs what "
             "they contribute; they spend nothing"
+        )
+
+
+def _demanding(
+    setting: Setting, choice: Choice, each: NDArray[np.int64]
+) -> Iterator[str]:
+    """Name the device that needs most noise, if it needs far more than the others."""
+    if not setting.is_sum:
+        return
+    _, need = noise_needed(setting, choice, each)
+    m, median = int(np.argmax(need)), float(np.median(need[need > 0]))
+    if need[m] > _DEMANDING * median:
+        yield (
+            f"device {m} needs {need[m] / median:.3g} times the noise of the median "
+            "device, and all carry it: lower its weight (weights 'auto' do), or raise "
+            "its epsilon"
         )
 
 

@@ -1,10 +1,10 @@
 """A schedule, completed into a plan whose noise the devices share in a sum.
 
 See `privacy.uploads` for the mechanism. The schedule is given: nothing is optimised but
-the weights, which have a closed form.
+the weights, which have a closed form. `plan` chooses the schedule, too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,22 +13,9 @@ from fedbudget.budget import Budget, Prices, check_devices
 from fedbudget.checks import Array, floats, per_device, whole, within
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.planning.plans import Plan
-from fedbudget.privacy import (
-    GDP,
-    Accountant,
-    LocalSteps,
-    NoisyUploads,
-    Unit,
-    accountant_named,
-    noise_for_budget,
-)
-from fedbudget.privacy.uploads import check_answers
+from fedbudget.planning.settings import Choice, DualPrices, Setting, complete
+from fedbudget.privacy import GDP, Unit, accountant_named
 from fedbudget.problem import Problem
-
-# A device that needs this many times the noise of the median one is named.
-_DEMANDING = 2.0
-# Shares are raised by this much: their rounded sum is not below what is needed.
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,46 +52,36 @@ def shared_noise_plan(
         InfeasibleBudgetError: A budget does not pay for the schedule.
         InvalidInputError: A value is invalid, or the loss is not smooth.
     """
-    check_devices(budget, prices, problem.num_devices)
-    _, delta, cost = budget.per_device(problem.num_devices)
-    method = accountant_named(accountant)
-    run, need = _calibrated(problem, budget, schedule, method)
-    sizes = np.asarray(run.steps.batch_size)
-    paid = prices.run_cost(rounds=run.rounds, tau=schedule.tau, batch_size=sizes)
-    _check_cost(np.broadcast_to(paid, cost.shape), cost)
-    return Plan(
-        tau=schedule.tau,
-        rounds=schedule.rounds,
-        learning_rate=schedule.learning_rate,
-        momentum=schedule.momentum,
-        sampling="full" if np.array_equal(sizes, problem.num_samples) else "cyclic",
-        num_samples=problem.num_samples,
-        batch_size=sizes,
-        noise_std=np.full(problem.num_devices, run.noise_std),
-        weights=floats(run.weights),
-        epsilon=method.epsilon(run, delta=delta, prior_mu=problem.prior_mu),
-        delta=delta,
-        prior_mu=problem.prior_mu,
-        prior_releases=tuple(sorted(problem.prior_releases)),
-        cost=np.broadcast_to(paid, cost.shape),
-        loss=problem.model.name,
-        num_classes=problem.model.num_outputs,
-        l2=problem.model.l2,
-        dim=problem.dim,
-        lipschitz=problem["lipschitz"],
-        planner="schedule",
-        accountant=accountant,
-        predicted_loss=0.0,
-        epsilon_price=0.0,
-        cost_price=0.0,
-        binding=(),
-        reasons=("the schedule was given", *_demanding(need)),
+    budget = replace(
+        budget.for_rows(problem.num_samples),
         trust="sum",
         unit=schedule.unit,
-        least_answers=run.least_answers,
-        colluders=run.colluders,
+        least_answers=schedule.least_answers,
+        colluders=schedule.colluders,
+    )
+    check_devices(budget, prices, problem.num_devices)
+    setting = Setting(
+        problem=problem,
+        budget=budget,
+        prices=prices.for_trust("sum"),
+        accountant=accountant_named(accountant),
+        unit_multiplier=np.ones(1),  # of noise per step: there is none
+    )
+    choice = Choice(
+        tau=whole("tau", schedule.tau),
+        rounds=whole("rounds", schedule.rounds),
+        learning_rate=schedule.learning_rate,
+        momentum=schedule.momentum,
+        batch_size=_batch_size(problem, schedule),
+        weights=_weights(schedule, problem, budget),
+        predicted_loss=0.0,
         clip=schedule.clip,
     )
+    _check_cost(setting, choice)
+    given = DualPrices(
+        epsilon_price=0.0, cost_price=0.0, binding=(), reason="the schedule was given"
+    )
+    return complete(setting, choice, given, planner="schedule")
 
 
 def least_noise_weights(
@@ -121,62 +98,13 @@ def least_noise_weights(
     return np.asarray(capacity / capacity.sum())
 
 
-def _calibrated(
-    problem: Problem, budget: Budget, schedule: SumSchedule, accountant: Accountant
-) -> tuple[NoisyUploads, Array]:
-    """Return the run with the noise of the device that needs most, and all needs."""
-    epsilon, delta, _ = budget.per_device(problem.num_devices)
-    weights = _weights(schedule, problem, budget)
-    taking_part = int((weights > 0).sum())
-    least = schedule.least_answers
-    least = taking_part if least is None else whole("least_answers", least)
-    check_answers(least, schedule.colluders, taking_part)
-    rounds = np.where(weights > 0, whole("rounds", schedule.rounds), 0)
-    steps = _local_steps(problem, schedule)
-    need = noise_for_budget(
-        steps,
-        accountant=accountant,
-        weights=weights,
-        rounds=rounds,
-        epsilon=epsilon,
-        delta=delta,
-        prior_mu=problem.prior_mu,
-    )
-    if np.isinf(need).any():
-        m = int(np.argmax(need))
-        raise InfeasibleBudgetError(
-            f"the privacy budget of device {m} was spent before the run: raise its "
-            "epsilon, or set its weight to 0"
-        )
-    share = float(need.max()) / float(np.sqrt(least - schedule.colluders))
-    run = NoisyUploads(
-        steps=steps,
-        weights=weights,
-        rounds=rounds,
-        noise_std=share * (1 + _ROUNDING),
-        least_answers=least,
-        colluders=schedule.colluders,
-    )
-    return run, need
-
-
-def _local_steps(problem: Problem, schedule: SumSchedule) -> LocalSteps:
+def _batch_size(problem: Problem, schedule: SumSchedule) -> NDArray[np.int64]:
     sizes = problem.num_samples
-    if schedule.batch_size is not None:
-        given = within("batch_size", schedule.batch_size, least=1)
-        each = per_device("batch_size", given, problem.num_devices)
-        sizes = np.minimum(each, sizes).astype(np.int64)
-    return LocalSteps(
-        lipschitz=problem["lipschitz"],
-        curvature=problem.model.curvature,
-        l2=problem.model.l2,
-        learning_rate=schedule.learning_rate,
-        tau=schedule.tau,
-        batch_size=sizes,
-        blocks=problem.num_samples // sizes,
-        unit=schedule.unit,
-        clip=schedule.clip,
-    )
+    if schedule.batch_size is None:
+        return sizes
+    given = within("batch_size", schedule.batch_size, least=1)
+    each = per_device("batch_size", given, problem.num_devices)
+    return np.asarray(np.minimum(each, sizes), dtype=np.int64)
 
 
 def _weights(schedule: SumSchedule, problem: Problem, budget: Budget) -> Array:
@@ -197,21 +125,15 @@ def _weights(schedule: SumSchedule, problem: Problem, budget: Budget) -> Array:
     return np.asarray(weights / weights.sum())
 
 
-def _check_cost(paid: Array, cost: Array) -> None:
+def _check_cost(setting: Setting, choice: Choice) -> None:
+    _, _, cost = setting.budget.per_device(setting.problem.num_devices)
+    rounds = np.where(choice.weights > 0, choice.rounds, 0)
+    paid = setting.prices.run_cost(
+        rounds=rounds, tau=choice.tau, batch_size=choice.batch_size
+    )
     if (paid > cost).any():
         m = int(np.argmax(paid - cost))
         raise InfeasibleBudgetError(
             f"the schedule costs device {m} {paid[m]:g}, above its budget of "
             f"{cost[m]:g}: lower rounds or tau, or raise the budget"
         )
-
-
-def _demanding(need: Array) -> tuple[str, ...]:
-    """Name the device that needs most noise, if it needs far more than the others."""
-    m, median = int(np.argmax(need)), float(np.median(need[need > 0]))
-    if need[m] <= _DEMANDING * median:
-        return ()
-    return (
-        f"device {m} needs {need[m] / median:.3g} times the noise of the median "
-        "device, and all carry it: lower its weight, or raise its epsilon",
-    )

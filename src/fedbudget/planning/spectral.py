@@ -24,7 +24,15 @@ from numpy.typing import NDArray
 from fedbudget.checks import Array
 from fedbudget.ledger import Bools
 from fedbudget.planning.settings import Setting
-from fedbudget.planning.weights import Weighting, candidate_weights, target_weights
+from fedbudget.planning.weights import (
+    OWN_NOISE,
+    OwnNoise,
+    SharedNoise,
+    Weighting,
+    candidate_weights,
+    target_weights,
+)
+from fedbudget.privacy.uploads import move_series
 from fedbudget.problem import CURVATURE_SHARE, GAP_DECAY, SPIKE_GAP, Problem
 from fedbudget.public_sample import Modes, curvature_at_zero
 
@@ -213,8 +221,9 @@ class Response:
     loss = remaining + noise * s2 + sampling * v
            + dissimilarity^2 * (drift or corrected + moved * sum (p - target)^2)
 
-    where s2 is the variance of the averaged noise in one step per coordinate, and v
-    that of the averaged batch gradient, in units of one sample's.
+    where s2 is the variance of the averaged noise in one step per coordinate, or in one
+    round where noise is added once per upload, and v that of the averaged batch
+    gradient, in units of one sample's.
     """
 
     remaining: Array
@@ -225,8 +234,13 @@ class Response:
     moved: Array
 
 
-def respond(spectrum: Spectrum, schedule: Schedule, *, variance: float) -> Response:
-    """Return the response of every candidate; exact for a quadratic loss."""
+def respond(
+    spectrum: Spectrum, schedule: Schedule, *, variance: float, per_round: bool = False
+) -> Response:
+    """Return the response of every candidate; exact for a quadratic loss.
+
+    With `per_round`, noise is added once per round, after its local steps.
+    """
     h, n, gap = spectrum.curvature, spectrum.count, spectrum.gap
     tau, eta = schedule.tau[:, None], schedule.learning_rate[:, None]
     contraction = 1 - eta * h
@@ -241,10 +255,11 @@ def respond(spectrum: Spectrum, schedule: Schedule, *, variance: float) -> Respo
     pull = 1 - (1 - local) / (tau * eta * h)
     drift_share = _corrected_share(local, pull, rounds) ** _CORRECTION_SPEED
     with np.errstate(over="ignore", invalid="ignore"):
-        noise = 0.5 * h * spread * gain
+        round_noise = 0.5 * h * gain
+        noise = round_noise * spread
         return Response(
             remaining=_total(n * gap * residual**2),
-            noise=_total(n * noise),
+            noise=_total(n * (round_noise if per_round else noise)),
             sampling=_total(n * noise * variance * h / np.sum(n * h)),
             drift=_total(n * gap * (pull * moved) ** 2),
             corrected=_total(n * gap * (pull * moved * drift_share) ** 2),
@@ -261,6 +276,7 @@ class BatchOption:
     blocks: float  # B of the median device: only every B-th step adds noise
     target: Array
     weighting: Weighting
+    rule: OwnNoise  # how the devices' noise adds up
 
 
 def batch_option(setting: Setting, batch_size: NDArray[np.int64]) -> BatchOption:
@@ -268,8 +284,17 @@ def batch_option(setting: Setting, batch_size: NDArray[np.int64]) -> BatchOption
     problem = setting.problem
     # For many steps; `predicted_parts` rounds up to whole laps.
     blocks = setting.blocks(batch_size)
-    variance = setting.unit_noise(batch_size) ** 2 / blocks
+    rule: OwnNoise
+    variance, rule = setting.unit_noise(batch_size) ** 2, OWN_NOISE
+    if setting.is_sum:
+        budget = setting.budget
+        rule = SharedNoise(
+            least_answers=budget.least_answers, colluders=budget.colluders
+        )
+    elif not setting.per_device:
+        variance = variance / blocks
     target = target_weights(problem, setting.weights, setting.target)
+    variance = np.broadcast_to(variance, target.shape)
     sampling = 1 / batch_size - 1 / problem.num_samples
     return BatchOption(
         batch_size=batch_size,
@@ -277,15 +302,22 @@ def batch_option(setting: Setting, batch_size: NDArray[np.int64]) -> BatchOption
         blocks=float(np.median(blocks)),
         target=target,
         weighting=candidate_weights(
-            target, variance, sampling, planned=setting.weights == "auto"
+            target, variance, sampling, planned=setting.weights == "auto", rule=rule
         ),
+        rule=rule,
     )
 
 
 def stable_rate(setting: Setting, spectrum: Spectrum) -> float:
-    """Return the largest learning rate for which local steps are stable."""
+    """Return the largest learning rate for which local steps are stable.
+
+    Local steps without noise must not move neighbouring data apart: at most 2 / L.
+    """
     steepest = max(setting.problem["smoothness"], float(spectrum.curvature.max()))
-    return STABLE / steepest
+    stable = STABLE / steepest
+    if setting.is_sum and not setting.per_device:
+        stable = min(stable, STABLE / setting.problem.model.smoothness)
+    return stable
 
 
 def combinations(
@@ -309,8 +341,8 @@ def predicted_parts(
     All have the shape (candidates, weightings).
     """
     dissimilarity_sq = setting.problem["dissimilarity"] ** 2
-    weighting, lap = option.weighting, option.blocks
-    noise_steps = lap * np.ceil(schedule.tau * schedule.rounds / lap)
+    weighting = option.weighting
+    noise_steps = _noise_steps(setting, schedule, option)
     ones = np.ones(len(weighting.kappa))
     remaining = response.remaining[:, None] * ones
     drift_weight = DRIFT * dissimilarity_sq / np.sqrt(setting.problem.num_devices)
@@ -330,6 +362,29 @@ def predicted_parts(
     corrected &= setting.drift_correction
     parts["drift of local steps"] = np.where(corrected, drift - saved, drift)
     return parts, corrected
+
+
+def _noise_steps(setting: Setting, schedule: Schedule, option: BatchOption) -> Array:
+    """Return the noise of a whole run's steps, over that of a run of one step.
+
+    For noise per step, K steps add K times the variance. In a sum, R rounds need R
+    times the variance of one, whose std grows with how far a unit can move its upload.
+    """
+    lap = 1.0 if setting.per_device else option.blocks
+    if not setting.is_sum:
+        return np.asarray(lap * np.ceil(schedule.tau * schedule.rounds / lap))
+    model = setting.problem.model
+    moves = move_series(
+        learning_rate=schedule.learning_rate,
+        tau=schedule.tau,
+        blocks=lap,
+        curvature=0.0 if setting.per_device else model.curvature,
+        l2=model.l2,
+    )
+    if setting.clip is not None:
+        rows = 1.0 if setting.per_device else float(np.median(option.batch_size))
+        moves = np.minimum(moves, setting.clip * rows / setting.problem["lipschitz"])
+    return np.asarray(schedule.rounds * moves**2)
 
 
 def _product(pairs: NDArray[np.int64], rates: Array, momenta: Array) -> Array:

@@ -10,6 +10,9 @@ units of the variance, the best weights have a closed form:
 kappa = 0 weighs by inverse variance, kappa = infinity by the target. nu is never
 negative, because t / (1 + v / kappa) sums to at most 1: no weight is ever negative.
 
+If devices share the noise of a sum, it is that of the device that needs most: the
+largest p_m^2 v_m. See `capped`.
+
 Devices may stop before the last round. All devices share the rounds, so the device with
 the smallest budget would end the run for all. Instead, a device may take part in the
 first rounds, as many as it can pay for, and stop. The others continue, with their
@@ -44,8 +47,10 @@ _MAX_PHASES = 6  # of a run, at whose ends devices stop; of more, some quantiles
 class Weighting:
     """Summary sums of candidate weights; `balanced` returns the weights themselves."""
 
-    kappa: Array  # shape (candidates,); infinity stands for the target
-    noise: Array  # sum p^2 v
+    # Shape (candidates,): the price of bias, or the level of `capped` in a sum;
+    # infinity stands for the target.
+    kappa: Array
+    noise: Array  # variance of the averaged noise, for one step or one round
     sampling: Array  # sum p^2 u, u the variance of a device's batch mean
     bias: Array  # sum (p - t)^2
 
@@ -94,20 +99,142 @@ def balanced(kappa: float, target: Array, variance: Array) -> Array:
     return np.asarray((kappa * target + nu) * scale)
 
 
+def capped(level: float, target: Array, variance: Array) -> Array:
+    """Return the weights next to the target that need at most this noise in a sum.
+
+    All devices share one noise, that of the largest p_m sqrt(v_m). So no weight is
+    above its cap, level / sqrt(v_m), and what is cut off there is spread evenly: this
+    is the projection of the target on such weights. The least level that has any is
+    1 / sum(1 / sqrt(v)); there every weight is at its cap, in proportion to X_m mu_m.
+
+    >>> capped(0.1, np.array([0.5, 0.5]), np.array([0.01, 0.09]))
+    array([0.66666667, 0.33333333])
+    """
+    if np.isinf(level):
+        return target
+    caps = level / np.sqrt(variance)
+    if caps.sum() <= 1:  # the least level, or one that rounding put below it
+        return np.asarray(caps / caps.sum())
+    # Device m is at its cap once the common addition reaches its room.
+    room = caps - target
+    order = np.argsort(room)
+    at_cap = np.concatenate([[0.0], np.cumsum(caps[order])])[:-1]
+    below = np.cumsum(target[order][::-1])[::-1]
+    addition = (1 - at_cap - below) / np.arange(len(target), 0, -1)
+    first = int(np.argmax(addition <= room[order]))
+    weights = np.minimum(target + addition[first], caps)
+    return np.asarray(weights / weights.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnNoise:
+    """Every device adds the noise that it needs itself: the server sees its upload."""
+
+    def kappas(self, target: Array, variance: Array, powers: Array) -> list[float]:
+        """Return prices of bias around the median variance; none if all are equal."""
+        del target
+        median = float(np.median(variance))
+        if np.ptp(variance) <= 1e-9 * median:
+            return []
+        return [0.0, *(median * 10.0**powers)]
+
+    def weights(self, kappa: float, target: Array, variance: Array) -> Array:
+        """Return the weights of one candidate."""
+        return balanced(kappa, target, variance)
+
+    def noise(self, weights: Array, variance: Array, present: Bools) -> float:
+        """Return the variance of the noise in the average over the present devices."""
+        w = np.where(present, weights, 0.0)
+        return float(w @ (w * variance)) / float(w.sum()) ** 2
+
+    def allows(self, at_the_end: int) -> bool:
+        """Return whether so few devices may take part in the last round."""
+        return at_the_end > 0
+
+    def among(self, at_the_end: int, part: float) -> tuple["OwnNoise", float]:
+        """Return the rule for a part of the devices, and what the noise of all is.
+
+        That is a factor: sums of squared weights fall as one over their number.
+        """
+        del at_the_end
+        return self, part
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedNoise(OwnNoise):
+    """Devices share the noise of a sum, which is that of the device that needs most.
+
+    A share is for the least number of honest answers. Where more arrive, all of their
+    shares are in the sum.
+    """
+
+    least_answers: int | None  # t; None: of all devices that take part to the end
+    colluders: int
+
+    def kappas(self, target: Array, variance: Array, powers: Array) -> list[float]:
+        """Return levels between the least noise and that of the target."""
+        std = np.sqrt(variance)
+        least, most = 1 / float(np.sum(1 / std)), float(np.max(target * std))
+        if most - least <= 1e-9 * most:
+            return []
+        return list(np.geomspace(least, most, len(powers) + 2)[:-1])
+
+    def weights(self, kappa: float, target: Array, variance: Array) -> Array:
+        """Return the weights of one candidate."""
+        return capped(kappa, target, variance)
+
+    def noise(self, weights: Array, variance: Array, present: Bools) -> float:
+        """Return the variance of the noise in a sum that all of them answer.
+
+        Divided by their weights: devices that stopped early are missing in both.
+        """
+        honest = max(self._least(int(present.sum())) - self.colluders, 1)
+        needed = float(np.max(weights**2 * variance))
+        carried = needed * int(present.sum()) / honest
+        return carried / float(weights[present].sum()) ** 2
+
+    def _least(self, taking_part: int) -> int:
+        return taking_part if self.least_answers is None else self.least_answers
+
+    def allows(self, at_the_end: int) -> bool:
+        """Return whether so few devices may take part in the last round."""
+        return at_the_end >= self._least(1) and at_the_end > self.colluders
+
+    def among(self, at_the_end: int, part: float) -> tuple[OwnNoise, float]:
+        """Return the rule for a part of the devices, and what the noise of all is.
+
+        That is a factor: the square of the largest weight.
+        """
+        least = self._least(round(at_the_end / part))
+        rule = SharedNoise(
+            least_answers=max(1, round(least * part)),
+            colluders=round(self.colluders * part),
+        )
+        return rule, part**2
+
+
+OWN_NOISE = OwnNoise()
+
+
 def candidate_weights(
-    target: Array, variance: Array, sampling: Array, *, planned: bool
+    target: Array,
+    variance: Array,
+    sampling: Array,
+    *,
+    planned: bool,
+    rule: OwnNoise = OWN_NOISE,
 ) -> Weighting:
-    """Return the target alone, or a range of kappa around the median variance."""
-    median = float(np.median(variance))
+    """Return the target alone, or also candidates that need less noise."""
     kappas = [np.inf]
-    if planned and np.ptp(variance) > 1e-9 * median:
-        kappas += [0.0, *(median * 10.0 ** np.linspace(-3, 4, 15))]
-    sums = []
+    if planned:
+        kappas += rule.kappas(target, variance, np.linspace(-3, 4, 15))
+    sums, everybody = [], np.ones(len(target), dtype=np.bool_)
     for kappa in kappas:
-        p = balanced(kappa, target, variance)
-        sums.append([p @ (p * variance), p @ (p * sampling), np.sum((p - target) ** 2)])
-    noise, batch, bias = np.array(sums).T
-    return Weighting(kappa=np.array(kappas), noise=noise, sampling=batch, bias=bias)
+        p = rule.weights(kappa, target, variance)
+        noise = rule.noise(p, variance, everybody)
+        sums.append([noise, p @ (p * sampling), np.sum((p - target) ** 2)])
+    noises, batch, bias = np.array(sums).T
+    return Weighting(kappa=np.array(kappas), noise=noises, sampling=batch, bias=bias)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,7 +251,11 @@ class EarlyStops:
 
 
 def early_stop_candidates(
-    budget: Budget, prices: Prices, *, batch_size: NDArray[np.int64]
+    budget: Budget,
+    prices: Prices,
+    *,
+    batch_size: NDArray[np.int64],
+    rule: OwnNoise = OWN_NOISE,
 ) -> Iterator[EarlyStops]:
     """Yield schedules whose last rounds only some devices can pay for."""
     num_devices = len(batch_size)
@@ -141,11 +272,18 @@ def early_stop_candidates(
         for rounds in ends:
             if rounds > each.min():
                 last = np.broadcast_to(np.minimum(each, rounds), (num_devices,))
-                yield EarlyStops(tau=tau, rounds=int(rounds), last_round=last)
+                if rule.allows(int((last == rounds).sum())):
+                    yield EarlyStops(tau=tau, rounds=int(rounds), last_round=last)
 
 
 def candidate_weights_with_stops(
-    stops: EarlyStops, target: Array, variance: Array, sampling: Array, *, planned: bool
+    stops: EarlyStops,
+    target: Array,
+    variance: Array,
+    sampling: Array,
+    *,
+    planned: bool,
+    rule: OwnNoise = OWN_NOISE,
 ) -> Weighting:
     """Return candidate weights, renormalised over the devices still taking part.
 
@@ -160,11 +298,11 @@ def candidate_weights_with_stops(
         # Sums of squared weights fall as one over the number of devices.
         part = len(last_round) / len(target)
         target = target[sample] / target[sample].sum()
-    median = float(np.median(variance))
+    ends = np.unique(last_round)
+    rule, noise_part = rule.among(int((last_round == ends[-1]).sum()), part)
     kappas = [np.inf]
     if planned:
-        kappas += [0.0, *(median * 10.0 ** np.array([-2.0, -1, 0, 1, 2]))]
-    ends = np.unique(last_round)
+        kappas += rule.kappas(target, variance, np.array([-2.0, -1, 0, 1, 2]))
     if len(ends) > _MAX_PHASES:
         ends = np.unique(
             np.quantile(ends, np.linspace(0, 1, _MAX_PHASES), method="lower")
@@ -172,18 +310,23 @@ def candidate_weights_with_stops(
     shares = np.diff(np.concatenate([[0], ends])) / ends[-1]
     sums = []
     for kappa in kappas:
-        p = balanced(kappa, target, variance)
+        p = rule.weights(kappa, target, variance)
         phases = []
         for end in ends:
-            w = np.where(last_round >= end, p, 0.0)
+            present = last_round >= end
+            w = np.where(present, p, 0.0)
             w = w / w.sum()
             bias = np.sum((w - target) ** 2)
-            phases.append([w @ (w * variance), w @ (w * sampling), bias])
-        noise, batch, bias = np.array(phases).T
-        sums.append([shares @ noise, shares @ batch, bias.max()])
-    columns = part * np.array(sums).T
+            noise = rule.noise(p, variance, present)
+            phases.append([noise, w @ (w * sampling), bias])
+        noises, batch, biases = np.array(phases).T
+        sums.append([shares @ noises, shares @ batch, biases.max()])
+    noises, batch, biases = np.array(sums).T
     return Weighting(
-        kappa=np.array(kappas), noise=columns[0], sampling=columns[1], bias=columns[2]
+        kappa=np.array(kappas),
+        noise=noise_part * noises,
+        sampling=part * batch,
+        bias=part * biases,
     )
 
 

@@ -95,27 +95,20 @@ class LocalSteps:
     @property
     def sensitivity(self) -> Array:
         """s_m: how far Delta_m moves at most when one unit is replaced; rounded up."""
-        kick = 2 * self.lipschitz * self.learning_rate
-        if self.unit == "device":
-            bound = kick * _series(self.tau, self._contraction_gap, 1)
-        else:
-            blocks = floats(self.blocks)
-            uses = np.ceil(self.tau / blocks)  # of a row, in one round
-            series = _series(uses, self._contraction_gap, blocks)
-            bound = kick / floats(self.batch_size) * series
+        whole_device = self.unit == "device"
+        series = move_series(
+            learning_rate=self.learning_rate,
+            tau=self.tau,
+            blocks=1 if whole_device else self.blocks,
+            # As if the loss had no curvature: 1 - |1 - eta l|.
+            curvature=0.0 if whole_device else self.curvature,
+            l2=self.l2,
+        )
+        bound = 2 * self.lipschitz * series
+        if not whole_device:
+            bound = bound / floats(self.batch_size)
         most = np.inf if self.clip is None else 2 * self.clip
         return np.minimum(bound, most) * (1 + _ROUNDING)
-
-    @property
-    def _contraction_gap(self) -> float:
-        """1 - q: the share by which a step at least shrinks a difference; rounded down.
-
-        For the device as a unit, 1 - |1 - eta l|, as if the loss had no curvature.
-        """
-        curvature = 0.0 if self.unit == "device" else self.curvature
-        strong = self.learning_rate * self.l2
-        steep = self.learning_rate * (curvature + self.l2)
-        return min(strong * (1 - _ROUNDING), 2 - steep * (1 + _ROUNDING))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,15 +247,35 @@ def check_answers(
         )
 
 
-def _series(terms: ArrayLike, gap: float, power: ArrayLike) -> Array:
-    """Return 1 + r + .. + r^(terms-1) for r = (1 - gap)^power and 0 <= gap <= 1.
+def move_series(
+    *,
+    learning_rate: ArrayLike,
+    tau: ArrayLike,
+    blocks: ArrayLike,
+    curvature: float,
+    l2: float,
+) -> Array:
+    """Return eta (1 + q^B + q^2B + ..), a term per use of a row; rounded up.
+
+    Times 2 G / X_m it is s_m. Arrays are for many candidates or many devices.
+    """
+    eta, power = floats(learning_rate), floats(blocks)
+    uses = np.ceil(floats(tau) / power)  # of a row, in one round
+    # 1 - q: the share by which a step at least shrinks a difference; rounded down.
+    gap = np.minimum(
+        eta * l2 * (1 - _ROUNDING), 2 - eta * (curvature + l2) * (1 + _ROUNDING)
+    )
+    return np.asarray(eta * _series(uses, gap, power))
+
+
+def _series(terms: Array, gap: Array, power: Array) -> Array:
+    """Return 1 + r + .. + r^(terms-1) for r = (1 - gap)^power and gap <= 1.
 
     Written with expm1, the quotient has no cancellation; it is rounded up.
     """
-    count = floats(terms)
-    if gap <= 0:
-        return count
-    with np.errstate(divide="ignore"):  # gap 1: the next step forgets all before it
-        log_ratio = np.log1p(-min(gap, 1.0)) * floats(power)
-    ratio = np.expm1(count * log_ratio) / np.expm1(log_ratio)
-    return np.asarray(ratio * (1 + _ROUNDING))
+    contracts = gap > 0
+    # gap 1: the next step forgets all before it
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_ratio = np.log1p(-np.where(contracts, np.minimum(gap, 1.0), 0.5)) * power
+        ratio = np.expm1(terms * log_ratio) / np.expm1(log_ratio)
+    return np.where(contracts, ratio * (1 + _ROUNDING), terms)

@@ -1,12 +1,17 @@
 """Devices in this process whose models may be released: no seed, exact noise.
 
-rows.py      rows as whole numbers, in the layouts of the simulator's kernels
-sums.py      exact sums of a batch's gradients, compiled
-normals.py   exact noise, from a cryptographic stream
-steps.py     batches and local steps, compiled
-rounds.py    a round: random words, then the compiled steps
+rows.py         rows as whole numbers, in the layouts of the simulator's kernels
+normals.py      exact noise, from a cryptographic stream
 
-Real devices do the same in NumPy, with `fleet.device.exact_steps` and `exact_noise`.
+sums.py         noise per step: exact sums of a batch's gradients, compiled
+steps.py        batches and local steps, compiled
+rounds.py       a round: random words, then the compiled steps
+
+quiet_steps.py  noise once per upload: local steps without noise, compiled
+uploads.py      a round: steps, shares of the noise, and the sum of whole numbers
+
+Real devices do the same in NumPy, with `fleet.device.exact_steps`, `exact_uploads` and
+`exact_noise`.
 """
 
 import os
@@ -19,7 +24,7 @@ from fedbudget.algorithm import next_shift, weighted_mean
 from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array
 from fedbudget.data import Dataset
-from fedbudget.errors import InvalidInputError, TrainingError
+from fedbudget.errors import TrainingError
 from fedbudget.fleet.device.exact_steps import ExactRows, noisy_steps
 from fedbudget.ledger import Bools
 from fedbudget.losses import Loss
@@ -27,6 +32,7 @@ from fedbudget.planning import Plan
 from fedbudget.privacy import Kind
 from fedbudget.release.rounds import ReleaseRounds, dealt_rows
 from fedbudget.release.rows import exact_rows
+from fedbudget.release.uploads import UploadRounds
 from fedbudget.simulation.charging import ChargedDevices
 from fedbudget.simulation.devices import check_plan
 from fedbudget.simulation.kernels.layouts import PackedRows
@@ -42,24 +48,29 @@ class ReleaseDevices(ChargedDevices):
     rows.
 
     *Guarantee.* All models of a device together are (epsilon, delta)-differentially
-    private for replacing one of its rows with its label, at the epsilon that its ledger
-    states, with the plan's accountant. The adversary may see the model of every device
-    after every local step and know all other rows; it cannot tell the key stream of
-    AES-256 from random bits (computational differential privacy).
+    private for replacing one of its rows with its label (or all of its rows, if that is
+    the plan's unit), at the epsilon that its ledger states, with the plan's accountant.
+    The adversary may know all other rows; it cannot tell the key stream of AES-256 from
+    random bits (computational differential privacy). With trust "uploads" it may see
+    the model of every device after every local step. With trust "sum" it sees the model
+    of every round, and all that up to the plan's number of colluders know.
 
-    *Proof sketch.* (1) The sum of a batch's gradients is a whole number per parameter,
-    without rounding error, to which a row contributes a vector of norm at most G that
-    depends on no other row: replacing a row moves it by at most 2 G (`release.sums`).
-    (2) The sum is rounded to a grid and round(s N) is added, N an exact normal: this is
-    the Gaussian mechanism followed by rounding, with noise that is raised by what
-    rounding the sum may add to 2 G (`exact_steps.NoiseGrid`, `release.normals`). (3)
-    Poisson batches have rows independently with a probability q' that is at most the q
-    of the account. Such a step is a mixture of the step with q and of one without the
-    row, which is the same for both tables; by the joint convexity of the hockey-stick
-    divergence it is as private as the step with q. Cyclic batches are disjoint by a
-    partition that no row's value changes. (4) Steps, drift correction, averages and
-    momentum are post-processing; the ledger composes the steps, whose noise and batch
-    sizes the plan fixes before the run.
+    *Proof sketch*, for noise per step. (1) The sum of a batch's gradients is a whole
+    number per parameter, without rounding error, to which a row contributes a vector of
+    norm at most G that depends on no other row: replacing a row moves it by at most 2 G
+    (`release.sums`). (2) The sum is rounded to a grid and round(s N) is added, N an
+    exact normal: this is the Gaussian mechanism followed by rounding, with noise that
+    is raised by what rounding the sum may add to 2 G (`exact_steps.NoiseGrid`,
+    `release.normals`). (3) Poisson batches have rows independently with a probability
+    q' that is at most the q of the account. Such a step is a mixture of the step with q
+    and of one without the row, which is the same for both tables; by the joint
+    convexity of the hockey-stick divergence it is as private as the step with q. Cyclic
+    batches are disjoint by a partition that no row's value changes. (4) Steps, drift
+    correction, averages and momentum are post-processing; the ledger composes the
+    steps, whose noise and batch sizes the plan fixes before the run. For noise once per
+    upload, `privacy.uploads` has the proof, and `fleet.device.exact_uploads` that it
+    holds in spite of rounding. A round with fewer answers than the plan's least is
+    lost: its sum is not computed.
 
     *Not covered.* The numbers of rows are public. So is what the plan, the schema or a
     choice between runs was computed from, if that was the rows. How long a run takes is
@@ -99,7 +110,8 @@ class ReleaseDevices(ChargedDevices):
         super().__init__(data, budget=budget, prices=prices)
         self._stream = self._new_stream()
         self._packed: PackedRows | None = None
-        self._rounds: ReleaseRounds | None = None  # of the last plan
+        # Of the last plan.
+        self._rounds: tuple[Plan, ReleaseRounds | UploadRounds] | None = None
         # Stream, and the order of its cyclic batches.
         self._dealt: tuple[int, NDArray[np.uint32]] = -1, np.zeros(0, dtype=np.uint32)
 
@@ -119,13 +131,9 @@ class ReleaseDevices(ChargedDevices):
                 epsilons that it states, or has noise that cannot be drawn exactly.
         """
         check_plan(plan, self.data)
-        if plan.trust != "uploads" or plan.unit != "sample":
-            raise InvalidInputError(
-                f"a release adds noise in every step and protects samples, but the "
-                f"plan has trust {plan.trust!r} and unit {plan.unit!r}: simulate it, "
-                "or plan again without them"
-            )
-        self._rounds_of(plan).in_round(plan.rounds)  # the least noise
+        rounds = self._rounds_of(plan)
+        if isinstance(rounds, ReleaseRounds):
+            rounds.in_round(plan.rounds)  # the least noise
         self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
 
     def run_round(self, order: Order) -> Replies:
@@ -134,14 +142,17 @@ class ReleaseDevices(ChargedDevices):
         self._select_stream(order)
         selected = plan.takes_part(order.number)
         paid = self._pay(order, selected)
+        answered = paid
+        if paid.sum() < plan.least_answers:
+            answered = np.zeros_like(paid)  # a sum of fewer answers is not released
         theta, shifts = order.theta, order.state.get("shifts")
-        if paid.any():
-            theta, shifts = self._average(order, paid, shifts)
+        if answered.any():
+            theta, shifts = self._average(order, answered, shifts)
         return Replies(
             theta=theta,
             state=({} if shifts is None else {"shifts": shifts})
             | {"noise": np.asarray(self._stream)},
-            answered=paid,
+            answered=answered,
             epsilon=self.ledger.epsilon_at(plan.delta),
             cost=self.ledger.cost,
             refused=self._refusals(order, selected & ~paid),
@@ -183,14 +194,18 @@ class ReleaseDevices(ChargedDevices):
         self, order: Order, answered: Bools, shifts: Array | None
     ) -> tuple[Array, Array | None]:
         """Return the average, and the drift corrections (shifts) for the next round."""
-        plan = order.plan
-        rounds = self._rounds_of(plan).in_round(order.number)
+        plan, rounds = order.plan, self._rounds_of(order.plan)
         weights = np.where(answered, plan.weights, 0.0)
         devices = np.flatnonzero(weights)
+        if isinstance(rounds, UploadRounds):
+            deal, first_step = self._dealt_rows(plan), order.first_step
+            return rounds.model_after(
+                order.theta, devices, first_step=first_step, deal=deal
+            ), None
         if plan.drift_correction:
             shape = plan.num_devices, len(order.theta)
             shifts = np.zeros(shape) if shifts is None else shifts.copy()
-        replies = rounds.replies(
+        replies = rounds.in_round(order.number).replies(
             order.theta,
             devices,
             first_step=order.first_step,
@@ -205,13 +220,14 @@ class ReleaseDevices(ChargedDevices):
             )
         return average, shifts
 
-    def _rounds_of(self, plan: Plan) -> ReleaseRounds:
+    def _rounds_of(self, plan: Plan) -> ReleaseRounds | UploadRounds:
         """Return the plan's compiled steps, prepared once per plan."""
-        if self._rounds is None or self._rounds.plan is not plan:
+        if self._rounds is None or self._rounds[0] is not plan:
             if self._packed is None or self._packed.loss != plan.model:
                 self._packed = exact_rows(self.data.train, plan.model)
-            self._rounds = ReleaseRounds.of(plan, self._packed)
-        return self._rounds
+            kind = UploadRounds if plan.trust == "sum" else ReleaseRounds
+            self._rounds = plan, kind.of(plan, self._packed)
+        return self._rounds[1]
 
     def _dealt_rows(self, plan: Plan) -> NDArray[np.uint32]:
         """Return the order of cyclic batches; of no length for others."""

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from fedbudget.budget import Budget, Prices
+from fedbudget.budget import Budget, Prices, personal_values
 from fedbudget.checks import Array, per_device
 from fedbudget.data import Dataset
 from fedbudget.ledger import Bools, Charge, Ledger, Turns
@@ -33,7 +33,7 @@ class ChargedDevices(ABC):
         self, data: Dataset, *, budget: Budget | None, prices: Prices | None
     ) -> None:
         self.data = data
-        for name, value in ({} if prices is None else vars(prices)).items():
+        for name, value in ({} if prices is None else personal_values(prices)).items():
             per_device(f"prices.{name}", value, data.num_devices)
         self._prices = prices
         if budget is not None:
@@ -157,7 +157,7 @@ class ChargedDevices(ABC):
     def _plain_charge(self, plan: Plan) -> Charge:
         cost = plan.cost / np.maximum(plan.device_rounds, 1)
         if self._prices is not None:
-            cost = self._prices.run_cost(
+            cost = self._prices.for_trust(plan.trust).run_cost(
                 rounds=1, tau=plan.tau, batch_size=plan.batch_size
             )
         if plan.trust == "sum":  # one upload, whatever its batches

@@ -36,6 +36,7 @@ OWN = "My own table or fedbudget.toml"
 DATA = {
     "Adult, i.i.d.": ("adult", "--split", "iid"),
     "Adult, by education": ("adult", "--split", "by-education"),
+    "WISDM watches, by person": ("wisdm", "--split", "by-person"),
     "Vehicle (SYNTHETIC), by sensor": ("vehicle", "--split", "by-sensor"),
     "Vehicle (SYNTHETIC), i.i.d.": ("vehicle", "--split", "iid"),
     OWN: (),

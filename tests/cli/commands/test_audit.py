@@ -67,8 +67,8 @@ def test_a_violation_exits_with_1(
     broken = FloatSums()
     monkeypatch.setattr(
         DevicePath,
-        "gradient_sum",
-        lambda self, *arguments: broken.gradient_sum(*arguments),
+        "exact_sum",
+        lambda self, *arguments: broken.exact_sum(*arguments),
     )
     result = run(capsys, "audit", plan, "--path", "device")
     assert result.code == 1

@@ -393,5 +393,6 @@ def test_power_cuts_at_the_first_starts_do_not_lock_the_owner_out(
             with pytest.raises(KeyboardInterrupt):
                 opened(tmp_path)
     ledger = opened(tmp_path)
+    ledger.join(RUN, JOINED)
     assert ledger.charge(RUN, 1, charge()) is None
     ledger.close()

@@ -1,21 +1,33 @@
 """`fedbudget device`: the guard of one device."""
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
-from fedbudget.cli.options import OUTPUT
+from fedbudget.cli.options import OUTPUT, AsJson, DefaultGroup, PlainCommand
 from fedbudget.cli.output import print_json
+from fedbudget.files import refusing
+
+device = typer.Typer(
+    help="The guard of one device: run it, pause it, predict with its model.",
+    add_completion=False,
+    no_args_is_help=True,
+    cls=DefaultGroup,
+)
+
+PolicyFile: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="POLICY",
+        help="The owner's policy, a TOML file (docs/fleet-device.md). Required.",
+        show_default=False,
+    ),
+]
 
 
-def device(
-    policy: Annotated[
-        str,
-        typer.Argument(
-            help="The owner's policy, a TOML file (docs/fleet-device.md). Required.",
-            show_default=False,
-        ),
-    ],
+@device.command(cls=PlainCommand)
+def run(
+    policy: PolicyFile,
     *,
     check: Annotated[
         bool,
@@ -34,17 +46,63 @@ def device(
         ),
     ] = False,
 ) -> None:
-    """Guard a device: answer orders within its owner's policy and budgets.
+    """Answer orders within the owner's policy and budgets.
 
-    Runs until it is stopped. A refused order costs nothing. An answered one is charged,
-    on disk, before data are read.
+    The word run may be left out: fedbudget device POLICY. Runs until it is stopped. A
+    refused order costs nothing. An answered one is charged, on disk, before data are
+    read.
     """
     if check:
         _show(policy, as_json=as_json)
         return
-    from fedbudget.fleet.device.process import run
+    from fedbudget.fleet.device.process import run_device
 
-    run(policy)
+    run_device(policy)
+
+
+@device.command(cls=PlainCommand)
+def pause(policy: PolicyFile) -> None:
+    """Pause the device: no order is answered until fedbudget device resume.
+
+    Works while the guard runs; it is offline for its coordinator.
+    """
+    from fedbudget.fleet.device.policy import read_policy
+
+    path = read_policy(policy).availability.pause_file
+    assert path is not None  # a policy always has one
+    with refusing(path, "run this as a user who may write there"):
+        path.touch(mode=0o644)
+    typer.echo(f"paused: {path}")
+
+
+@device.command(cls=PlainCommand)
+def resume(policy: PolicyFile) -> None:
+    """End the owner's pause."""
+    from fedbudget.fleet.device.policy import read_policy
+
+    path = read_policy(policy).availability.pause_file
+    assert path is not None
+    with refusing(path, "run this as a user who may write there"):
+        path.unlink(missing_ok=True)
+    typer.echo(f"not paused: {path} is gone")
+
+
+@device.command(cls=PlainCommand)
+def renew(policy: PolicyFile, *, as_json: AsJson = False) -> None:
+    """Start a new period: rows that are added from now on have a budget of their own.
+
+    Stop the guard first. Rows of the file so far stay in their period, whose budget
+    does not change. The guard uses the new period when it has as many rows as it
+    declares.
+    """
+    from fedbudget.fleet.device.guard import start_period
+    from fedbudget.fleet.device.policy import read_policy
+
+    period = start_period(read_policy(policy))
+    if as_json:
+        print_json({"period": period.number, "first_row": period.first_row})
+        return
+    typer.echo(f"period {period.number} starts at row {period.first_row}")
 
 
 def _show(path: str, *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from fedbudget.cli.output import print_json
 # What each extra is for; "" is the base install.
 USES = {
     "": "plan and frontier with --samples; measure; device, server, ledger, certs",
-    "lab": "adult and tables: init, plan, frontier, train, sweep, report, paper; "
+    "lab": "built-in data, tables: init, plan, frontier, train, sweep, report, paper; "
     "measure with a config; estimators",
     "ray": "sweep --backend ray",
     "dask": "sweep --backend dask",

@@ -1,11 +1,14 @@
 """`fedbudget export`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import print_json
+
+if TYPE_CHECKING:
+    from fedbudget.interop.export import LinearModel
 
 
 def export(
@@ -29,13 +32,25 @@ def export(
     model = LinearModel.from_run(run)
     model.save(out)
     if as_json:
-        facts = {"loss": model.loss, "dim": model.dim, "classes": model.classes}
-        print_json({"file": out, **facts, "privacy": model.privacy})
+        facts = model.to_dict() | {"file": out, "dim": model.dim}
+        print_json({name: facts[name] for name in facts if name != "weights"})
         return
-    kind = "regression" if model.classes is None else f"{len(model.classes)} classes"
     from fedbudget.cli.views.layout import new_page, show_line
 
     with new_page() as console:
-        show_line(console, f"{out}: {model.loss}, {model.dim} columns, {kind}")
-        show_line(console, "encode rows as in training, with the same schema")
+        show_line(console, f"{out}: {model.loss}, predicts {_label(model)}")
+        show_line(console, _columns(model))
         show_line(console, f"privacy: {model.privacy}")
+
+
+def _label(model: "LinearModel") -> str:
+    if model.classes is None:
+        return f"{model.label}{f' in {model.unit}' if model.unit else ''}"
+    return f"{model.label}: {', '.join(model.classes)}"
+
+
+def _columns(model: "LinearModel") -> str:
+    if model.schema is None:
+        return f"takes encoded rows of {model.dim} columns: its schema is not known"
+    names = ", ".join(model.schema.features)
+    return f"takes raw columns: {names} (schema {model.schema.digest[:12]})"

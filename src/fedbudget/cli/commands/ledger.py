@@ -9,6 +9,8 @@ from fedbudget.cli.output import print_json
 from fedbudget.text import counted
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedbudget.fleet.device.statement import Statement
 
 ledger = typer.Typer(
@@ -103,6 +105,7 @@ def _show(statement: "Statement") -> None:
                 ("last hash", f"{statement.head[:32]} ..."),
             ],
         )
+        _show_periods(console, statement)
         if not statement.runs:
             return
         show_heading(console, "Runs")
@@ -117,6 +120,25 @@ def _show(statement: "Statement") -> None:
                 f"{run.cost:g}",
             )
         show_table(console, table)
+
+
+def _show_periods(console: "Console", statement: "Statement") -> None:
+    """Show what each period has spent, if there is more than one."""
+    from fedbudget.cli.views.layout import new_table, show_heading, show_table
+    from fedbudget.privacy import rounded_up
+
+    if len(statement.periods) < 2:
+        return
+    show_heading(console, "Periods: each row counts in one, with a budget of its own")
+    table = new_table("period", "first row", "epsilon", "cost", right=True)
+    for period in statement.periods:
+        numbers = (
+            str(period.first_row),
+            rounded_up(period.epsilon),
+            f"{period.cost:g}",
+        )
+        table.add_row(str(period.number), *numbers)
+    show_table(console, table)
 
 
 def _overdrafts(statement: "Statement") -> str:

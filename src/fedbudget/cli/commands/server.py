@@ -7,9 +7,22 @@ from typing import Annotated, Any
 import typer
 
 from fedbudget.cli.commands.train import resumable
-from fedbudget.cli.options import OUTPUT, RUN, AsJson, parse_number, parse_whole
+from fedbudget.cli.options import (
+    FLEET,
+    OUTPUT,
+    RUN,
+    AsJson,
+    BrokerHost,
+    BrokerPort,
+    Certs,
+    DefaultGroup,
+    PlainCommand,
+    parse_number,
+    parse_whole,
+)
 from fedbudget.cli.output import Bar, print_json, progress
 from fedbudget.cli.sources import named_or_number
+from fedbudget.data.schema import read_schema_file
 from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
     MINIMUM,
@@ -23,10 +36,16 @@ from fedbudget.problem import USUAL_DISSIMILARITY
 from fedbudget.record import Round, largest, to_row
 from fedbudget.text import counted
 
-_FLEET = "Fleet"
+server = typer.Typer(
+    help="The coordinator of a fleet: run it, list its runs, cancel one.",
+    add_completion=False,
+    no_args_is_help=True,
+    cls=DefaultGroup,
+)
 
 
-def server(
+@server.command(cls=PlainCommand)
+def run(
     out: Annotated[
         str,
         typer.Argument(
@@ -36,28 +55,9 @@ def server(
         ),
     ],
     *,
-    certs: Annotated[
-        str,
-        typer.Option(
-            metavar="FOLDER",
-            help="Output folder of fedbudget certs. Required.",
-            show_default=False,
-            rich_help_panel=_FLEET,
-        ),
-    ],
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Host of the broker; for a cluster, its nodes, such as one,two:8884.",
-            rich_help_panel=_FLEET,
-        ),
-    ] = HOST,
-    port: Annotated[
-        int,
-        typer.Option(
-            parser=parse_whole, help="The broker's port.", rich_help_panel=_FLEET
-        ),
-    ] = TLS_PORT,
+    certs: Certs,
+    host: BrokerHost = HOST,
+    port: BrokerPort = TLS_PORT,
     devices: Annotated[
         int | None,
         typer.Option(
@@ -65,7 +65,7 @@ def server(
             help="Number of devices to wait for. Default: all that declare themselves "
             "within --wait.",
             show_default=False,
-            rich_help_panel=_FLEET,
+            rich_help_panel=FLEET,
         ),
     ] = None,
     wait: Annotated[
@@ -73,7 +73,7 @@ def server(
         typer.Option(
             parser=parse_number,
             help="Seconds to wait for devices.",
-            rich_help_panel=_FLEET,
+            rich_help_panel=FLEET,
         ),
     ] = WAIT,
     name: Annotated[
@@ -118,6 +118,16 @@ def server(
             metavar="joint|bound|paper", help="Which planner.", rich_help_panel=RUN
         ),
     ] = PLANNER,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Public schema of the devices' tables, .json or .toml, to go with the "
+            "released model. Default: none, the model takes encoded rows only.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     status_port: Annotated[
         int | None,
         typer.Option(
@@ -130,10 +140,11 @@ def server(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Coordinate a fleet: plan from declarations, run the rounds, release the model.
+    """Plan from declarations, run the rounds, release the model.
 
-    It can be stopped or killed at any moment. Started again with the same folder, it
-    resumes the same round, and no device is charged twice.
+    The word run may be left out: fedbudget server FOLDER. It can be stopped or killed
+    at any moment. Started again with the same folder, it resumes the same round, and no
+    device is charged twice.
     """
     from fedbudget.fleet.coordinator.process import Settings, run_server
     from fedbudget.fleet.transport.address import BrokerAddress
@@ -156,22 +167,23 @@ def server(
         precision=precision,
         dissimilarity=named_or_number(dissimilarity),
         planner=planner,
+        schema=None if schema is None else read_schema_file(schema),
         status_port=status_port,
     )
     with progress("waiting for devices", counter="") as bar, resumable(f"{out}/run"):
-        run = run_server(
+        trained = run_server(
             settings,
             on_begin=_log_begin,
             on_round=lambda latest: _show_round(bar, latest),
         )
     if as_json:
-        last = run.rounds[-1]
+        last = trained.rounds[-1]
         spent = {"epsilon": to_row(last.epsilon), "cost": to_row(last.cost)}
-        print_json(run.plan.to_dict() | spent | {"record": f"{out}/run"})
+        print_json(trained.plan.to_dict() | spent | {"record": f"{out}/run"})
         return
     from fedbudget.cli.views.fleet import show_server_run
 
-    show_server_run(run, out=f"{out}/run")
+    show_server_run(trained, out=f"{out}/run")
 
 
 def _log_begin(plan: Any, names: tuple[str, ...], port: int | None) -> None:

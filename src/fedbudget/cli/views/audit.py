@@ -4,6 +4,7 @@ from rich.console import Console
 
 from fedbudget.auditing import Audit, ClaimAudit
 from fedbudget.auditing.audits import rounded_down
+from fedbudget.auditing.upload_claims import UploadClaim
 from fedbudget.cli.views.layout import (
     new_page,
     new_table,
@@ -54,16 +55,20 @@ def _row(item: ClaimAudit) -> tuple[str, ...]:
 
 def _show_parts(console: Console, item: ClaimAudit) -> None:
     claim, runs = item.claim, item.runs
+    noun = "upload" if isinstance(claim, UploadClaim) else "step"
     show_heading(
         console,
-        f"{claim.name}: {counted(claim.steps, 'step')}, noise multiplier "
+        f"{claim.name}: {counted(claim.steps, noun)}, noise multiplier "
         f"{claim.noise_multiplier:.4g}, delta {rounded_up(claim.delta)}",
     )
     pairs = [
         ("sensitivity", str(item.sensitivity)),
         ("noise", str(item.noise)),
         ("grid", str(item.grid)),
-        ("trials", f"{item.steps.trials} runs, step by step, with {_CODE[item.path]}"),
+        (
+            "trials",
+            f"{item.steps.trials} runs, {noun} by {noun}, with {_CODE[item.path]}",
+        ),
         (
             "whole runs",
             f"{runs.trials}: epsilon at least {rounded_down(runs.largest)}, best fit "

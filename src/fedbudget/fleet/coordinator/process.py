@@ -9,11 +9,12 @@ Started again with the same folder, it resumes the same round of the same plan.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedbudget.checks import one_of, whole, within
+from fedbudget.data.schema import Schema
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
@@ -60,6 +61,7 @@ class Settings:
     precision: str = PRECISION
     dissimilarity: str | float = USUAL_DISSIMILARITY
     planner: str = PLANNER
+    schema: Schema | None = None  # of the devices' tables, for users of the model
     status_port: int | None = None  # None: no status page
 
     def __post_init__(self) -> None:
@@ -111,6 +113,8 @@ def run_server(
             plan, declarations = _make_plan(
                 settings, checkpoints, channel, roster, signer
             )
+            if settings.schema is not None:
+                plan = replace(plan, schema=settings.schema)
             devices = FleetDevices(
                 channel,
                 declarations,
@@ -181,6 +185,7 @@ def _make_plan(
             dissimilarity=settings.dissimilarity,
             planner=settings.planner,
             roster=roster,
+            schema=None if settings.schema is None else settings.schema.digest,
         )
     finally:
         roster.send_notices(channel, signer)

@@ -247,6 +247,17 @@ def _shape_text(kind: tuple[int, str, int, str | None]) -> str:
     return f"{dim} columns, loss {loss}{scores}, {digest}"
 
 
+def _with_schema(declarations: Sequence[Declaration], digest: str | None) -> Selection:
+    """Select the devices that declare this schema, or none."""
+    left_out = {
+        d.device: f"it has schema {d.schema[:12]}, but the coordinator's --schema is "
+        f"{digest[:12]}: give both the same file"
+        for d in declarations
+        if digest is not None and d.schema is not None and d.schema != digest
+    }
+    return _select(declarations, left_out)
+
+
 def _with_our_messages(declarations: Sequence[Declaration]) -> Selection:
     """Select the devices that read what this coordinator sends."""
     left_out = {
@@ -301,10 +312,12 @@ def plan_fleet(
     dissimilarity: str | float = USUAL_DISSIMILARITY,
     planner: str = PLANNER,
     roster: Roster | None = None,
+    schema: str | None = None,
 ) -> tuple[Plan, list[Declaration]]:
     """Plan for the devices that can take part together; return the plan and them.
 
     The others are logged with the reason, and noted in the roster for their notices.
+    `schema` is the digest of the one that devices must have, if it is known.
 
     Raises:
         InfeasibleBudgetError: No device can take part.
@@ -312,6 +325,7 @@ def plan_fleet(
     roster = Roster() if roster is None else roster
     declarations = _logged(_select(declarations, roster.clones), roster)
     declarations = _logged(_with_our_messages(declarations), roster)
+    declarations = _logged(_with_schema(declarations, schema), roster)
     selected = _logged(_with_budget(declarations), roster)
     if not selected:
         raise InfeasibleBudgetError(

@@ -6,11 +6,8 @@ is incomplete, and not a row yet.
 
 import csv
 import hashlib
-import json
-import tomllib
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,16 +15,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from fedbudget.data.columns import Cells, as_coded, check_name
-from fedbudget.data.features import Categorical, Numeric
-from fedbudget.data.reading import NULLS
-from fedbudget.data.schema import Schema
+from fedbudget.data.columns import check_name
+from fedbudget.data.schema import Schema, read_schema_file
+from fedbudget.data.text_rows import open_text, typed_columns
 from fedbudget.data.unit_ball import check_unit_ball
-from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.errors import DataError
 from fedbudget.fleet.device.exact_steps import ExactRows
 from fedbudget.fleet.device.policy import DataPolicy
 from fedbudget.losses import Labels, Loss, loss_named
-from fedbudget.text import shown
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -52,11 +47,12 @@ class DeviceRows:
         """Number of columns."""
         return int(self.rows.x.shape[1])
 
-    def fingerprint(self, count: int) -> str:
-        """Return a digest of the first `count` rows, as used in training."""
+    def fingerprint(self, count: int, *, start: int = 0) -> str:
+        """Return a digest of `count` rows from `start` on, as used in training."""
+        rows = self.rows.part(start, start + count)
         digest = hashlib.sha256(f"{count}x{self.dim}".encode())
-        digest.update(np.ascontiguousarray(self.rows.x[:count], "<f4").data)
-        digest.update(np.ascontiguousarray(self.rows.y[:count], "<f8").data)
+        digest.update(np.ascontiguousarray(rows.x, "<f4").data)
+        digest.update(np.ascontiguousarray(rows.y, "<f8").data)
         return digest.hexdigest()
 
 
@@ -147,16 +143,7 @@ def _read_schema(source: Path | Mapping[str, Any]) -> Schema:
     """
     if isinstance(source, Mapping):
         return Schema.from_dict(source)
-    try:
-        text = source.read_text(encoding="utf-8")
-        plain = tomllib.loads(text) if source.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise InvalidInputError(f"schema {str(source)!r}: {error.strerror}") from None
-    except ValueError as error:
-        raise InvalidInputError(
-            f"schema {str(source)!r} cannot be read: {error}"
-        ) from None
-    return Schema.from_dict(plain)
+    return read_schema_file(source)
 
 
 def _schema_of(policy: DataPolicy) -> Schema:
@@ -170,7 +157,7 @@ def _schema_of(policy: DataPolicy) -> Schema:
 
 
 def _read_table(policy: DataPolicy, schema: Schema) -> tuple[ExactRows, int | None]:
-    with _lines(policy.file) as text:
+    with open_text(policy.file) as text:
         rows = ExactRows.joined(_blocks(schema, csv.reader(_complete_lines(text))))
     return rows, None if schema.classes is None else len(schema.classes)
 
@@ -185,7 +172,7 @@ def _blocks(schema: Schema, reader: "Reader") -> Iterator[tuple[Any, Labels]]:
     last_line = reader.line_num
     while block := list(islice(reader, _LINES)):
         try:
-            columns = _columns(schema, header, block)
+            columns = typed_columns(schema.columns, header, block)
             x = np.asarray(schema.encode(columns, dense=True))
             y = schema.encode_label(columns[schema.label])
         except DataError as error:  # it counts rows within the block
@@ -196,65 +183,7 @@ def _blocks(schema: Schema, reader: "Reader") -> Iterator[tuple[Any, Labels]]:
         yield x, y
 
 
-@contextmanager
-def _lines(path: Path) -> Iterator[TextIO]:
-    if path.name.endswith(".csv.gz"):
-        import gzip
-
-        with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as packed:
-            yield packed
-    elif path.suffix == ".csv":
-        with path.open(encoding="utf-8-sig", newline="") as plain:
-            yield plain
-    else:
-        raise DataError(
-            f"data file {str(path)!r} has the unknown suffix {path.suffix!r}: "
-            "use .csv, .csv.gz or .npz"
-        )
-
-
 def _complete_lines(text: TextIO) -> Iterator[str]:
     for line in text:
         if line.endswith(("\n", "\r")):
             yield line
-
-
-def _columns(
-    schema: Schema, header: list[str], block: list[list[str]]
-) -> dict[str, Cells]:
-    """Return the columns of the schema for a block of lines."""
-    block = [cells for cells in block if cells]  # skips empty lines
-    for cells in block:
-        if len(cells) != len(header):
-            raise DataError(
-                f"a row has {len(cells)} cells, the header {len(header)}: "
-                f"{shown(cells)}"
-            )
-    columns: dict[str, Cells] = {}
-    for name, kind in {**schema.features, schema.label: schema.target}.items():
-        index = header.index(name)
-        texts = [cells[index] for cells in block]
-        if isinstance(kind, Numeric):
-            columns[name] = np.array([_number(name, cell) for cell in texts])
-        else:
-            columns[name] = as_coded([_category(kind, cell) for cell in texts])
-    return columns
-
-
-def _number(name: str, cell: str) -> float:
-    bare = cell.strip()
-    if bare in NULLS:
-        return np.nan
-    try:
-        if "_" in bare:  # valid in Python, but not in data files
-            raise ValueError
-        return float(bare)
-    except ValueError:
-        raise DataError(
-            f"column {name!r} holds {shown(cell)}, but the schema says Numeric: "
-            "correct it, or describe the column as Categorical"
-        ) from None
-
-
-def _category(kind: Categorical, cell: str) -> str | None:
-    return None if cell.strip() in NULLS and cell not in kind.values else cell

@@ -80,7 +80,11 @@ class ExactRows:
 
     def first(self, count: int) -> "ExactRows":
         """Return the first rows, as a view."""
-        return ExactRows(x=self.x[:count], y=self.y[:count])
+        return self.part(0, count)
+
+    def part(self, start: int, stop: int) -> "ExactRows":
+        """Return a range of rows, as a view."""
+        return ExactRows(x=self.x[start:stop], y=self.y[start:stop])
 
 
 def rounded_rows(x: NDArray[Any]) -> Rows32:

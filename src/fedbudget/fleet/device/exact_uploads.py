@@ -13,8 +13,9 @@ model: a longer one than `UploadGrid.largest_norm` is refused.
 
 **The grid.** Upload k = rint(p Delta / g) is a vector of whole numbers. Rounding moves
 a coordinate by at most 1/2 on either data set: replacing one unit moves k by at most
-p (s + 2 tau E) / g + sqrt(d) grid steps. The step g is chosen such that this, over
-the share's std in grid steps, is at most the planned p s over the planned std.
+p (s + 2 tau E) / g + sqrt(d) grid steps (E also counts the rounded quotient). The step
+g is chosen such that this, over the share's std in grid steps, is at most the planned
+p s over the planned std.
 
 **The sum of rounded normals.** A share is a vector of R_i = round(S N_i) with N_i exact
 standard normals and S = 2^scale_bits. *Statement:* the sum of n independent shares has
@@ -35,8 +36,10 @@ is below 1e-300: times (1 + e^epsilon), rounds and coordinates, it is far below 
 1e-15 of delta by which `conversions.delta_from_mu` rounds up. (Kairouz, Liu and Steinke
 2021, Theorem 1, bound the same for discrete Gaussians.)
 
-Reduction modulo 2^ring_bits, as masks need it, is post-processing of the sum. Range and
-ring are chosen such that the sum does not wrap around.
+Reduction modulo 2^ring_bits, as masks need it, is post-processing of the sum: one that
+wraps around costs no privacy, and adds nothing to delta. It would wreck the model;
+range and ring are chosen such that an honest sum does not wrap around within 12
+standard deviations of its noise.
 """
 
 import math
@@ -121,7 +124,9 @@ def rounding_error(
         slope += steps.curvature * score
     gradient = slope + _gamma(floats(steps.batch_size) + 4) * bound
     each = eta * gradient + 16 * _UNIT * (reach + eta * bound)
-    clipped = 0.0 if steps.clip is None else _gamma(dim + 16) * steps.clip
+    clipped = 0.0
+    if steps.clip is not None:
+        clipped = _gamma(loss.num_params(dim) + 16) * steps.clip
     return np.asarray(steps.tau * each + 4 * _UNIT * reach + clipped)
 
 
@@ -200,9 +205,9 @@ class UploadGrid:
         """Return the largest distance of neighbours' whole numbers, in grid steps."""
         steps = uploads.steps
         error = rounding_error(loss, steps, start_norm=self.largest_norm, dim=dim)
+        error = error + _product_error(steps, self.largest_norm)
         exact = floats(uploads.weights) * (steps.sensitivity + 2 * error) / self.step
-        # Products are rounded, too: below 1e-9 of a value, and 1e-6 of a grid step.
-        rounded = math.sqrt(loss.num_params(dim)) * (1 + 1e-5)
+        rounded = math.sqrt(loss.num_params(dim)) * (1 + 1e-9)
         return np.where(floats(uploads.weights) > 0, exact * (1 + 1e-9) + rounded, 0.0)
 
     def decoded(self, total: Integers) -> Array:
@@ -220,6 +225,11 @@ def _largest_move(steps: LocalSteps, largest_norm: float) -> float:
     return most if steps.clip is None else min(most, steps.clip)
 
 
+def _product_error(steps: LocalSteps, largest_norm: float) -> float:
+    """Return how far rounding p Delta / g moves Delta: two operations, relative."""
+    return 4 * _UNIT * _largest_move(steps, largest_norm)
+
+
 def _raise_needed(
     uploads: NoisyUploads, loss: Loss, dim: int, scale_bits: int, largest_norm: float
 ) -> float:
@@ -231,6 +241,7 @@ def _raise_needed(
     steps = uploads.steps
     moved = floats(uploads.weights) * steps.sensitivity
     error = rounding_error(loss, steps, start_norm=largest_norm, dim=dim)
+    error = error + _product_error(steps, largest_norm)
     share = uploads.noise_std * math.sqrt(loss.num_params(dim)) / 2**scale_bits
     with np.errstate(divide="ignore"):
         part = 2 * error / steps.sensitivity + share / moved
@@ -265,8 +276,27 @@ def exact_upload(
 ) -> Integers:
     """Return what a device adds to a sum: whole numbers with its share of the noise.
 
-    `uploads` are those of this device alone. The caller charges them first, masks the
-    result, and releases only sums of at least `uploads.least_answers` devices.
+    The caller charges the uploads first, masks the result, and releases only sums of at
+    least `uploads.least_answers` devices. Arguments and errors: see `whole_upload`.
+    """
+    whole = whole_upload(
+        theta, rows, loss=loss, uploads=uploads, grid=grid, batches=batches
+    )
+    return whole + ExactNormals().draw(len(whole), scale_bits=grid.scale_bits)
+
+
+def whole_upload(
+    theta: Array,
+    rows: ExactRows,
+    *,
+    loss: Loss,
+    uploads: NoisyUploads,
+    grid: UploadGrid,
+    batches: Sequence[Any] | None = None,
+) -> Integers:
+    """Return an upload without its noise, in grid steps; it must not be sent.
+
+    `uploads` are those of this device alone.
 
     Raises:
         InvalidInputError: The grid does not keep the planned mu, the model is too long
@@ -289,9 +319,7 @@ def exact_upload(
     )
     if steps.clip is not None:
         move = move * (steps.clip / max(float(np.linalg.norm(move)), steps.clip))
-    whole = np.rint(float(floats(uploads.weights)) * move / grid.step).astype(np.int64)
-    noise = ExactNormals().draw(len(whole), scale_bits=grid.scale_bits)
-    return np.asarray(whole + noise)
+    return np.rint(float(floats(uploads.weights)) * move / grid.step).astype(np.int64)
 
 
 def _check(

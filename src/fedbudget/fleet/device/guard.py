@@ -34,6 +34,13 @@ from fedbudget.fleet.device.exact_steps import (
     noisy_steps,
 )
 from fedbudget.fleet.device.ledger_file import JoinedRun, LedgerFile, StoredAnswer
+from fedbudget.fleet.device.periods import (
+    Period,
+    RowRange,
+    newest_with,
+    next_first_row,
+    num_usable,
+)
 from fedbudget.fleet.device.policy import Policy, PricePolicy
 from fedbudget.fleet.wire.messages import (
     ACCEPTED,
@@ -143,6 +150,46 @@ class _FrozenRows:
     rows: ExactRows
 
 
+def renewed(ledger: LedgerFile, rows: DeviceRows, first_row: int) -> Period:
+    """Start a period of the data set at this row; see `LedgerFile.renew`."""
+    return ledger.renew(
+        first_row, lambda start, count: rows.fingerprint(count, start=start)
+    )
+
+
+def start_period(policy: Policy) -> Period:
+    """Let the owner start a period after the rows that the file has now.
+
+    Raises:
+        LedgerError: The guard runs, or rows that were used have changed.
+    """
+    rows = read_rows(policy.data)
+    ledger = LedgerFile(policy.ledger, policy.budget, lineage=policy.data.lineage)
+    try:
+        check_earlier_rows(ledger, rows, str(policy.data.file))
+        return renewed(ledger, rows, len(rows))
+    finally:
+        ledger.close()
+
+
+def check_earlier_rows(ledger: LedgerFile, rows: DeviceRows, file: str) -> None:
+    """Refuse a file whose rows before the newest period are not the recorded ones.
+
+    Raises:
+        InvalidInputError: A row may have moved to another period.
+    """
+    last = ledger.periods[-1]
+    if last.first_row == 0:
+        return
+    enough = len(rows) >= last.first_row
+    if not enough or rows.fingerprint(last.first_row) != last.before:
+        raise InvalidInputError(
+            f"the first {last.first_row} rows of {file!r} are not those before period "
+            f"{last.number} any more, so that a row might count in two periods: "
+            "restore them; rows are only added at the end"
+        )
+
+
 class Guard:
     """Owns a device's rows and ledger, and answers orders."""
 
@@ -158,6 +205,7 @@ class Guard:
         try:
             self._num_samples = self._declared_rows(self._rows)
             self._note_data(self._rows)
+            self._renew(self._rows)
         except BaseException:
             self.close()
             raise
@@ -210,6 +258,7 @@ class Guard:
         rows = read_rows(self._policy.data)
         self._declared_rows(rows)
         self._note_data(rows)  # first: rows must be in the ledger before their use
+        self._renew(rows)
         self._rows = rows
         self._frozen.clear()  # verified against the new rows before their next use
         return True
@@ -316,7 +365,7 @@ class Guard:
         check_offer(offer, self._policy, self._rows, self._num_samples)
         # Noise between that of the first and the last round may miss the grid.
         _check_noise(offer, order.round, self._policy.orders.least_noise_multiplier)
-        rows = self._rows_of(offer, joined.fingerprint)
+        rows = self._rows_of(order.run, joined)
         charge = _round_charge(offer, order.round, self._policy.prices)
         overdrawn = self._ledger.charge(order.run, order.round, charge)
         if overdrawn is not None:
@@ -400,21 +449,64 @@ class Guard:
                 "policy", f"the ledger already has {MOST_RUNS} runs, which is the limit"
             )
         check_offer(offer, self._policy, self._rows, self._num_samples)
-        fingerprint = self._rows.fingerprint(offer.num_samples)
-        joined = JoinedRun(offer=body, key=key, fingerprint=fingerprint)
+        rows = self._current_rows(self._rows, offer.num_samples)
+        fingerprint = self._rows.fingerprint(rows.count, start=rows.first_row)
+        joined = JoinedRun(offer=body, key=key, fingerprint=fingerprint, rows=rows)
         self._ledger.join(offer.run, joined)
 
-    def _rows_of(self, offer: RunOffer, fingerprint: str) -> ExactRows:
+    def _rows_of(self, run: bytes, joined: JoinedRun) -> ExactRows:
         """Return the rows of a run, if they are the ones it was joined with."""
-        frozen = self._frozen.get(offer.run)
-        if frozen is None or frozen.fingerprint != fingerprint:
-            if self._rows.fingerprint(offer.num_samples) != fingerprint:
+        frozen = self._frozen.get(run)
+        if frozen is None or frozen.fingerprint != joined.fingerprint:
+            rows = joined.row_range
+            current = self._rows.fingerprint(rows.count, start=rows.first_row)
+            if current != joined.fingerprint:
                 raise _Refusal("data-changed", "the rows of this run have changed")
             frozen = _FrozenRows(
-                fingerprint=fingerprint, rows=self._rows.rows.first(offer.num_samples)
+                fingerprint=joined.fingerprint,
+                rows=self._rows.rows.part(rows.first_row, rows.stop),
             )
-            self._frozen = {offer.run: frozen}  # usually one run at a time
+            self._frozen = {run: frozen}  # usually one run at a time
         return frozen.rows
+
+    def _current_rows(
+        self, rows: DeviceRows, count: int, *, after: int = 0
+    ) -> RowRange:
+        """Return a range of the newest period that has all its rows.
+
+        Args:
+            rows: Of the file.
+            count: Of the range.
+            after: Rows of the period before the range.
+
+        Raises:
+            InvalidInputError: No period has enough rows.
+        """
+        needed = self._num_samples + self._policy.held_out
+        period = newest_with(self._ledger.periods, num_rows=len(rows), needed=needed)
+        if period is None:
+            raise InvalidInputError(f"no period of the data set has {needed} rows")
+        first_row = period.first_row + after
+        return RowRange(period=period.number, first_row=first_row, count=count)
+
+    def _renew(self, rows: DeviceRows) -> None:
+        """Start the next period as soon as the file has all its rows."""
+        size = self._policy.period_rows
+        while size is not None:
+            start = next_first_row(
+                self._ledger.periods[-1],
+                size=size,
+                used_until=self._ledger.used_until,
+                num_rows=len(rows),
+            )
+            if start is None:
+                return
+            try:
+                period = renewed(self._ledger, rows, start)
+            except LedgerError as error:  # rows that were used have changed
+                _log.error("the budget does not renew: %s", error)
+                return
+            _log.info("period %d starts at row %d", period.number, start)
 
     def _declared_rows(self, rows: DeviceRows) -> int:
         """Return the number of rows that is public: it never follows the file.
@@ -425,14 +517,29 @@ class Guard:
         Raises:
             InvalidInputError: There are fewer rows.
         """
-        declared = self._policy.public.num_samples or self._ledger.first_rows
-        if declared is not None and declared > len(rows):
+        policy, first_rows = self._policy, self._ledger.first_rows
+        check_earlier_rows(self._ledger, rows, str(policy.data.file))
+        declared = policy.public.num_samples
+        total = (
+            policy.period_rows or first_rows or len(rows)
+        )  # of training and held out
+        needed = total if declared is None else declared + policy.held_out
+        most = max(
+            num_usable(self._ledger.periods, index, len(rows))
+            for index in range(len(self._ledger.periods))
+        )
+        if needed > most:
             raise InvalidInputError(
-                f"{str(self._policy.data.file)!r} has {len(rows)} rows, fewer than the "
-                f"{declared} that this device declares: set public.num_samples in its "
-                f"policy to {len(rows)} or less, which publishes it"
+                f"{str(policy.data.file)!r} has {most} rows, fewer than the "
+                f"{needed} that this device declares: set public.num_samples in its "
+                f"policy to {most - policy.held_out} or less, which publishes it"
             )
-        return len(rows) if declared is None else declared
+        if needed <= policy.held_out:
+            raise InvalidInputError(
+                f"evaluation.num_samples {policy.held_out} leaves none of {needed} "
+                "rows for training: lower it"
+            )
+        return needed - policy.held_out
 
     def _note_data(self, rows: DeviceRows) -> None:
         """Record in the ledger whether the data set is new, grown or changed."""

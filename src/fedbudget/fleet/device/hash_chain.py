@@ -13,7 +13,10 @@ from typing import Any
 
 from fedbudget.errors import LedgerError
 
-KINDS = ("open", "budget", "data", "run", "charge", "answer", "overdraft", "clear")
+KINDS = (
+    *("open", "budget", "data", "run", "charge", "answer", "overdraft", "clear"),
+    *("period", "evaluation", "revoke"),
+)
 START = bytes(32)  # the first entry has no digest before it
 
 _SCHEMA = """

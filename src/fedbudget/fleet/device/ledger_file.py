@@ -19,6 +19,9 @@ The last answer of each run is stored in the same file, to be sent again unchang
 state of drift correction (`drift.DriftState`) is stored beside it while it is needed.
 Both are written in one transaction with the entry for the answered round, which has
 their digests. Only the last ones of a run are stored.
+
+Rows that came later may have a budget of their own: see `periods`. Each run belongs to
+one period, and so do its charges. Entries of releases without periods are of period 1.
 """
 
 import hashlib
@@ -26,9 +29,9 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,11 +44,13 @@ from fedbudget.fleet.device.hash_chain import (
     check_chain,
     open_database,
 )
+from fedbudget.fleet.device.periods import FIRST, Period, RowRange
 from fedbudget.fleet.device.policy import BudgetPolicy
-from fedbudget.fleet.wire.messages import LEDGER_DIGITS
+from fedbudget.fleet.wire.messages import LEDGER_DIGITS, RunOffer
 from fedbudget.ledger import Charge, Ledger, mu_squared
 
 PRIVACY, COST = "privacy-budget", "cost-budget"  # the budget a charge overdraws
+SHARE = "share"  # evaluations would overdraw their share of the privacy budget
 _IDENTITY = b"fedbudget ledger identity 1\x00"
 
 
@@ -118,24 +123,77 @@ def _last_answer(database: sqlite3.Connection, run: bytes) -> StoredAnswer | Non
 class JoinedRun:
     """A run that the device has joined."""
 
-    offer: bytes  # as signed
+    offer: bytes  # as signed; of an evaluation, its order
     key: str  # public key of the coordinator that signed it
     fingerprint: str  # of the rows that take part; they must not change
+    rows: RowRange | None = None  # None, in old entries: the first ones of period 1
+
+    @property
+    def row_range(self) -> RowRange:
+        """The rows that take part."""
+        if self.rows is not None:
+            return self.rows
+        count = RunOffer.from_bytes(self.offer).num_samples
+        return RowRange(period=FIRST.number, first_row=0, count=count)
+
+    def to_body(self) -> dict[str, Any]:
+        """Return the content of a ledger entry."""
+        body: dict[str, Any] = {
+            "offer": self.offer.hex(),
+            "key": self.key,
+            "fingerprint": self.fingerprint,
+        }
+        if self.rows is None:
+            return body
+        rows = {"first_row": self.rows.first_row, "rows": self.rows.count}
+        return body | {"period": self.rows.period} | rows
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> "JoinedRun":
+        """Read a ledger entry, also one of a release without periods."""
+        rows = None
+        if "period" in body:
+            rows = RowRange(
+                period=int(body["period"]),
+                first_row=int(body["first_row"]),
+                count=int(body["rows"]),
+            )
+        return cls(
+            offer=bytes.fromhex(body["offer"]),
+            key=body["key"],
+            fingerprint=body["fingerprint"],
+            rows=rows,
+        )
 
 
 @dataclass
 class _Memory:
     """The content of the file, in memory."""
 
-    ledger: Ledger
+    ledgers: dict[int, Ledger]  # by period
+    periods: list[Period] = field(default_factory=lambda: [FIRST])
     head: Entry | None = None
     identity: str = ""
     budget: dict[str, Any] | None = None
     data: tuple[int, str] | None = None  # last noted number of rows and fingerprint
     first_rows: int | None = None  # first noted number of rows
     runs: dict[bytes, JoinedRun] = field(default_factory=dict)
+    evaluations: dict[bytes, JoinedRun] = field(default_factory=dict)
+    evaluated: list[tuple[int, Charge]] = field(default_factory=list)  # by period
+    revoked: set[str] = field(default_factory=set)  # coordinators' keys
     overdrafts: dict[bytes, str] = field(default_factory=dict)  # run -> its budget
     last_round: dict[bytes, int] = field(default_factory=dict)
+
+    def joined(self, run: bytes) -> JoinedRun:
+        """Return a run or an evaluation.
+
+        Raises:
+            LedgerError: The device has not joined it.
+        """
+        joined = self.runs.get(run) or self.evaluations.get(run)
+        if joined is None:
+            raise LedgerError(f"run {run.hex()} is charged, but was never joined")
+        return joined
 
 
 class LedgerFile:
@@ -164,9 +222,72 @@ class LedgerFile:
 
     @property
     def spent(self) -> Ledger:
-        """The amounts spent, and the budget."""
+        """The amounts spent on the rows of the newest period, and the budget."""
         with self._open():
-            return self._memory.ledger
+            return self._ledger_of(self._memory.periods[-1].number)
+
+    @property
+    def periods(self) -> tuple[Period, ...]:
+        """The periods of the data set, the oldest first."""
+        with self._open():
+            return tuple(self._memory.periods)
+
+    @property
+    def used_until(self) -> int:
+        """The position after the last row that a run or an evaluation has used."""
+        with self._open():
+            return self._used_until()
+
+    @property
+    def revoked(self) -> frozenset[str]:
+        """The keys of coordinators that were withdrawn for ever."""
+        with self._open():
+            return frozenset(self._memory.revoked)
+
+    def revoke(self, key: str, message: bytes) -> None:
+        """Record that a coordinator's key was withdrawn, and the message that says so.
+
+        It is never trusted again, whatever the policy says.
+        """
+        body = {"key": key, "message": message.hex()}
+        with self._open() as database:
+            self._write(database, "revoke", body)
+
+    def renew(self, first_row: int, fingerprint: Callable[[int, int], str]) -> Period:
+        """Start a new period, with a budget of its own, for the rows from here on.
+
+        Args:
+            first_row: The position of its first row.
+            fingerprint: Returns the digest of rows of the current file, from a start
+                and a count.
+
+        Raises:
+            LedgerError: A row that was used before is not before the first row, or has
+                changed: it might count in both periods.
+        """
+        with self._open() as database:
+            last = self._memory.periods[-1]
+            most = self._used_until()
+            if first_row < most or first_row <= last.first_row:
+                raise LedgerError(
+                    f"a period cannot start at row {first_row}: rows up to {most} were "
+                    f"used, and period {last.number} starts at row {last.first_row}"
+                )
+            for joined in self._all_joined():
+                rows = joined.row_range
+                if fingerprint(rows.first_row, rows.count) != joined.fingerprint:
+                    raise LedgerError(
+                        f"period {last.number + 1} cannot start: rows {rows.first_row} "
+                        f"to {rows.stop - 1} were used and have changed since, so that "
+                        "one of them might count twice; restore them"
+                    )
+            body = {
+                "number": last.number + 1,
+                "first_row": first_row,
+                "before": fingerprint(0, first_row),
+            }
+            self._write(database, "period", body)
+            return self._memory.periods[-1]
 
     @property
     def identity(self) -> str:
@@ -204,13 +325,20 @@ class LedgerFile:
 
     def join(self, run: bytes, joined: JoinedRun) -> None:
         """Record a run and the fingerprint of its rows."""
-        body = {
-            "offer": joined.offer.hex(),
-            "key": joined.key,
-            "fingerprint": joined.fingerprint,
-        }
         with self._open() as database:
-            self._write(database, "run", body, run=run)
+            self._check_range(joined)
+            self._write(database, "run", joined.to_body(), run=run)
+
+    def join_evaluation(self, run: bytes, joined: JoinedRun) -> None:
+        """Record an evaluation and the fingerprint of its rows."""
+        with self._open() as database:
+            self._check_range(joined)
+            self._write(database, "evaluation", joined.to_body(), run=run)
+
+    def evaluation(self, run: bytes) -> JoinedRun | None:
+        """Return a recorded evaluation; none if the device has not seen it."""
+        with self._open():
+            return self._memory.evaluations.get(run)
 
     def note_data(self, rows: int, fingerprint: str, *, continues: str) -> None:
         """Record the current size and fingerprint of the data set."""
@@ -218,15 +346,26 @@ class LedgerFile:
         with self._open() as database:
             self._write(database, "data", body)
 
-    def charge(self, run: bytes, round: int, charge: Charge) -> str | None:
+    def charge(
+        self, run: bytes, round: int, charge: Charge, *, share: float | None = None
+    ) -> str | None:
         """Charge a round and return none, or return the budget it would overdraw.
 
         When this returns none, the charge is on disk: only then may data be used.
+
+        Args:
+            run: A run or an evaluation that the device has joined.
+            round: After the last charged one.
+            charge: Of the round.
+            share: The epsilon that all evaluations of a period may spend together.
         """
         with self._open() as database:
             if round <= self._memory.last_round.get(run, 0):
                 raise LedgerError(f"round {round} must be after the last charged round")
-            ledger = self._memory.ledger
+            period = self._memory.joined(run).row_range.period
+            if share is not None and not self._within_share(period, charge, share):
+                return SHARE
+            ledger = self._ledger_of(period)
             if not ledger.charge(charge)[0]:
                 return PRIVACY if ledger.affords_cost(charge)[0] else COST
             spent = mu_squared(charge.steps, charge.noise_multiplier).item()
@@ -258,8 +397,8 @@ class LedgerFile:
     def num_overdrafts(self, key: str) -> int:
         """Return how many runs of a coordinator would overdraw a budget."""
         with self._open():
-            runs = self._memory.runs
-            return sum(runs[run].key == key for run in self._memory.overdrafts)
+            memory = self._memory
+            return sum(memory.joined(run).key == key for run in memory.overdrafts)
 
     def clear_overdrafts(self) -> int:
         """Forget all overdrafts for their coordinators; return how many there were."""
@@ -314,10 +453,7 @@ class LedgerFile:
         self._anchor.check(entries)
         if entries:  # a crash may have happened before the last one was anchored
             self._anchor.write(entries[-1])
-        ledger = Ledger(
-            self._policy.budget, num_devices=1, accountant=self._policy.accountant
-        )
-        self._memory = _Memory(ledger=ledger)
+        self._memory = _Memory(ledgers={})
         for entry in entries:
             self._apply(entry)
         if not entries:
@@ -357,15 +493,65 @@ class LedgerFile:
             memory.data = (body["rows"], body["fingerprint"])
             memory.first_rows = memory.first_rows or body["rows"]
         elif entry.kind == "run":
-            memory.runs[entry.run] = JoinedRun(
-                offer=bytes.fromhex(body["offer"]),
-                key=body["key"],
-                fingerprint=body["fingerprint"],
-            )
+            memory.runs[entry.run] = JoinedRun.from_body(body)
+        elif entry.kind == "evaluation":
+            memory.evaluations[entry.run] = JoinedRun.from_body(body)
+        elif entry.kind == "period":
+            memory.periods.append(period_of(entry))
+            memory.overdrafts.clear()  # they were of another budget
+        elif entry.kind == "revoke":
+            memory.revoked.add(body["key"])
         elif entry.kind == "charge":
-            memory.last_round[entry.run] = entry.round
-            if not counted:
-                memory.ledger.count(charge_of(entry))
+            self._apply_charge(entry, counted=counted)
+
+    def _apply_charge(self, entry: Entry, *, counted: bool) -> None:
+        memory, charge = self._memory, charge_of(entry)
+        memory.last_round[entry.run] = entry.round
+        period = memory.joined(entry.run).row_range.period
+        if entry.run in memory.evaluations:
+            memory.evaluated.append((period, charge))
+        if not counted:
+            self._ledger_of(period).count(charge)
+
+    def _ledger_of(self, period: int) -> Ledger:
+        """Return what the rows of a period have spent."""
+        ledgers, policy = self._memory.ledgers, self._policy
+        if period not in ledgers:
+            ledgers[period] = Ledger(
+                policy.budget, num_devices=1, accountant=policy.accountant
+            )
+        return ledgers[period]
+
+    def _within_share(self, period: int, charge: Charge, share: float) -> bool:
+        """Return whether a period's evaluations stay within their share of epsilon."""
+        part = Ledger(
+            replace(self._policy, epsilon=share).budget,
+            num_devices=1,
+            accountant=self._policy.accountant,
+        )
+        for number, earlier in self._memory.evaluated:
+            if number == period:
+                part.count(earlier)
+        return bool(part.charge(charge)[0])
+
+    def _used_until(self) -> int:
+        return max((joined.row_range.stop for joined in self._all_joined()), default=0)
+
+    def _all_joined(self) -> list[JoinedRun]:
+        return [*self._memory.runs.values(), *self._memory.evaluations.values()]
+
+    def _check_range(self, joined: JoinedRun) -> None:
+        """Refuse rows that are not all of the period that they are charged to."""
+        rows, periods = joined.row_range, self._memory.periods
+        if not 1 <= rows.period <= len(periods):
+            raise LedgerError(f"period {rows.period} has not started")
+        start = periods[rows.period - 1].first_row
+        later = periods[rows.period : rows.period + 1]
+        if rows.first_row < start or (later and rows.stop > later[0].first_row):
+            raise LedgerError(
+                f"rows {rows.first_row} to {rows.stop - 1} are not all of period "
+                f"{rows.period}: a row counts in one period only"
+            )
 
     def _write(
         self,
@@ -404,4 +590,14 @@ def charge_of(entry: Entry) -> Charge:
         steps=int(body["steps"]),
         noise_multiplier=float(body["noise_multiplier"]),
         cost=float(body["cost"]),
+    )
+
+
+def period_of(entry: Entry) -> Period:
+    """Return the period that an entry starts."""
+    body = entry.body
+    return Period(
+        number=int(body["number"]),
+        first_row=int(body["first_row"]),
+        before=str(body["before"]),
     )

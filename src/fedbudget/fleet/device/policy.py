@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from fedbudget.budget import LEAST_DELTA, Budget
 from fedbudget.checks import identity, number, of_type, one_of, text, whole
 from fedbudget.errors import InvalidInputError
+from fedbudget.fleet.device.availability import ALWAYS, Availability, parse_hours
 from fedbudget.fleet.transport.address import TLS_PORT, BrokerAddress
 from fedbudget.fleet.transport.certificates import Identity
 from fedbudget.fleet.wire.messages import MOST_DECLARED, MOST_DELTA
@@ -164,6 +165,14 @@ class PublicPolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationPolicy:
+    """What the owner grants for measuring a model; see `evaluation`."""
+
+    epsilon: float  # of all evaluations of a period together
+    num_samples: int  # rows that no run trains on, after those that are declared
+
+
+@dataclass(frozen=True, kw_only=True)
 class OrderPolicy:
     """Whose orders are carried out, within which limits."""
 
@@ -193,6 +202,16 @@ class Policy:
     ledger: Path
     broker: BrokerAddress | None  # None: orders come over the socket
     socket: Path | None  # over which local programs deliver orders
+    # Rows of a period: the budget renews for the next ones. None: one period, or those
+    # that the owner starts.
+    period_rows: int | None = None
+    evaluation: EvaluationPolicy | None = None  # None: none is answered
+    availability: Availability = ALWAYS
+
+    @property
+    def held_out(self) -> int:
+        """The number of rows that no run trains on."""
+        return 0 if self.evaluation is None else self.evaluation.num_samples
 
 
 def read_policy(path: str | Path) -> Policy:
@@ -226,8 +245,14 @@ def read_policy(path: str | Path) -> Policy:
         ledger=_ledger(top.section("ledger", optional=True), path.parent),
         broker=_broker(top.section("broker"), path.parent) if over_mqtt else None,
         socket=None if over_mqtt else _socket(top.section("socket"), path.parent),
+        period_rows=_period_rows(top.section("renewal", optional=True)),
+        evaluation=_evaluation(top, budget) if "evaluation" in plain else None,
+        availability=_availability(
+            top.section("availability", optional=True), path.parent
+        ),
     )
     top.finish()
+    _check_period(top, policy)
     return policy
 
 
@@ -287,6 +312,48 @@ def _public(section: _Section, budget: BudgetPolicy) -> PublicPolicy:
     )
     section.finish()
     return policy
+
+
+def _period_rows(section: _Section) -> int | None:
+    rows = section.whole_or_none("rows", least=1)
+    section.finish()
+    return rows
+
+
+def _evaluation(top: _Section, budget: BudgetPolicy) -> EvaluationPolicy:
+    section = top.section("evaluation")
+    policy = EvaluationPolicy(
+        epsilon=section.number("epsilon", above=0, most=budget.epsilon),
+        num_samples=section.whole("num_samples", least=1),
+    )
+    section.finish()
+    return policy
+
+
+def _availability(section: _Section, folder: Path) -> Availability:
+    hours = section.get("hours", kinds=(str,), default=None)
+    try:
+        window = None if hours is None else parse_hours(hours)
+    except InvalidInputError as error:
+        section.refuse("hours", str(error))
+    availability = Availability(
+        hours=window,
+        on_mains=bool(section.get("on_mains", kinds=(bool,), default=False)),
+        pause_file=section.path("pause_file", folder, default="paused"),
+    )
+    section.finish()
+    return availability
+
+
+def _check_period(top: _Section, policy: Policy) -> None:
+    """Refuse periods that are too short for the declared and the held-out rows."""
+    size, declared = policy.period_rows, policy.public.num_samples
+    if size is not None and size < (declared or 1) + policy.held_out:
+        top.section("renewal").refuse(
+            "rows",
+            f"must be at least {(declared or 1) + policy.held_out}, the sum of "
+            f"public.num_samples and evaluation.num_samples, got {size}",
+        )
 
 
 def _orders(section: _Section) -> OrderPolicy:

@@ -8,6 +8,7 @@ import ctypes
 import logging
 import signal
 import threading
+from collections.abc import Callable
 
 from fedbudget.errors import InvalidInputError, LedgerError, MessageError
 from fedbudget.fleet.device.guard import Guard
@@ -30,7 +31,7 @@ class Device:
     REFRESH = 60.0  # seconds between two checks of the data file
 
     def __init__(self, policy: Policy) -> None:
-        self.name = policy.device
+        self.name, self.availability = policy.device, policy.availability
         self._guard = Guard(policy)
         largest = 8 * self._guard.num_params + _OVERHEAD
         self._joiner = Joiner(max_bytes=largest, max_senders=_SENDERS)
@@ -76,6 +77,9 @@ class Device:
         if not is_own:
             _log.warning("a message is ignored: %s is not for this device", topic[:100])
             return []
+        if content != "notice" and (obstacle := self.availability.obstacle()) != "":
+            _log.info("an order is not answered: %s", obstacle)
+            return []
         answer = {
             "offer": self._guard.answer_offer,
             "order": self._guard.answer_order,
@@ -119,6 +123,9 @@ def serve(device: Device, broker: BrokerAddress, stop: threading.Event) -> None:
     with connection:
         waited = 0.0
         while not stop.is_set():
+            if device.availability.obstacle():
+                _wait_available(device, publish, stop)
+                continue
             message = connection.receive(1.0)
             if message is None:
                 waited += 1.0
@@ -135,7 +142,23 @@ def serve(device: Device, broker: BrokerAddress, stop: threading.Event) -> None:
         connection.flush(2.0)
 
 
-def run(policy_path: str) -> None:
+def _wait_available(
+    device: Device, publish: Callable[[list[Outgoing]], None], stop: threading.Event
+) -> None:
+    """Be offline while the owner does not want the device to work.
+
+    Orders that arrive meanwhile wait, unacknowledged; then the newest is carried out.
+    """
+    _log.info("offline: %s", device.availability.obstacle())
+    publish([Outgoing(*device.will, True)])
+    while device.availability.obstacle() and not stop.wait(1.0):
+        pass
+    if not stop.is_set():
+        _log.info("online again")
+        publish(device.hello())
+
+
+def run_device(policy_path: str) -> None:
     """Run a device until SIGTERM or SIGINT.
 
     Raises:

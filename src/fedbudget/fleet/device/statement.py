@@ -1,6 +1,7 @@
 """A ledger's statement for its owner: verified, then summed up."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,13 @@ from fedbudget.fleet.device.hash_chain import (
     check_chain,
     open_to_read,
 )
-from fedbudget.fleet.device.ledger_file import LedgerFile, charge_of
+from fedbudget.fleet.device.ledger_file import (
+    JoinedRun,
+    LedgerFile,
+    charge_of,
+    period_of,
+)
+from fedbudget.fleet.device.periods import FIRST
 from fedbudget.fleet.device.policy import BudgetPolicy
 from fedbudget.fleet.wire.messages import RunOffer
 from fedbudget.ledger import Ledger
@@ -37,8 +44,23 @@ class RunStatement:
 
 
 @dataclass(kw_only=True)
+class PeriodStatement:
+    """The charges for the rows of one period."""
+
+    number: int
+    first_row: int
+    epsilon: float = 0.0  # spent, as in `Statement`
+    mu: float = 0.0
+    cost: float = 0.0
+    evaluations: int = 0  # charged
+
+
+@dataclass(kw_only=True)
 class Statement:
-    """The summary of a ledger."""
+    """The summary of a ledger.
+
+    What is spent is that of the period which has spent the most: a bound for every row.
+    """
 
     lineage: str
     epsilon: float  # spent, at the budget's delta, by the budget's accountant
@@ -55,6 +77,8 @@ class Statement:
     entries: int
     head: str  # digest of the last entry
     runs: list[RunStatement] = field(default_factory=list)
+    periods: list[PeriodStatement] = field(default_factory=list)
+    revoked: list[str] = field(default_factory=list)  # coordinators' keys
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dict."""
@@ -72,25 +96,18 @@ def read_statement(path: str | Path) -> Statement:
     if "open" not in bodies or "budget" not in bodies:
         raise LedgerError(f"ledger {str(path)!r} is empty: no device has used it yet")
     limits = bodies["budget"]
-    budget = Budget(
-        epsilon=limits["epsilon"], delta=limits["delta"], cost=limits["cost"]
-    )
-    ledger = Ledger(budget, num_devices=1, accountant=limits["accountant"])
-    rho = 0.0
-    for entry in entries:
-        if entry.kind == "charge":
-            ledger.count(charge_of(entry))
-            rho += entry.body["rho"]
+    periods = _periods(entries, limits)
+    mu = max(period.mu for period in periods)
     data = [entry.body for entry in entries if entry.kind == "data"]
     return Statement(
         lineage=bodies["open"]["lineage"],
-        epsilon=float(ledger.epsilon[0]),
+        epsilon=max(period.epsilon for period in periods),
         epsilon_budget=limits["epsilon"],
         delta=limits["delta"],
         accountant=limits["accountant"],
-        mu=float(np.sqrt(2 * rho)),
-        rho=rho,
-        cost=float(ledger.cost[0]),
+        mu=mu,
+        rho=mu**2 / 2,
+        cost=max(period.cost for period in periods),
         cost_budget=limits["cost"],
         rows=data[-1]["rows"] if data else None,
         data_changes=[body["continues"] for body in data],
@@ -98,7 +115,42 @@ def read_statement(path: str | Path) -> Statement:
         entries=len(entries),
         head=entries[-1].digest.hex(),
         runs=_runs(entries),
+        periods=periods,
+        revoked=[entry.body["key"] for entry in entries if entry.kind == "revoke"],
     )
+
+
+def _periods(entries: list[Entry], limits: Mapping[str, Any]) -> list[PeriodStatement]:
+    """Sum up the charges of each period."""
+    budget = Budget(
+        epsilon=limits["epsilon"], delta=limits["delta"], cost=limits["cost"]
+    )
+    starts = [FIRST, *(period_of(e) for e in entries if e.kind == "period")]
+    ledgers = {
+        period.number: Ledger(budget, num_devices=1, accountant=limits["accountant"])
+        for period in starts
+    }
+    statements = {
+        p.number: PeriodStatement(number=p.number, first_row=p.first_row)
+        for p in starts
+    }
+    evaluations = {entry.run for entry in entries if entry.kind == "evaluation"}
+    period_by_run = {
+        entry.run: JoinedRun.from_body(entry.body).row_range.period
+        for entry in entries
+        if entry.kind in ("run", "evaluation")
+    }
+    for entry in entries:
+        if entry.kind == "charge":
+            number = period_by_run[entry.run]
+            ledgers[number].count(charge_of(entry))
+            period = statements[number]
+            period.mu = float(np.hypot(period.mu, np.sqrt(entry.body["mu_squared"])))
+            period.evaluations += entry.run in evaluations
+    for number, ledger in ledgers.items():
+        statements[number].epsilon = float(ledger.epsilon[0])
+        statements[number].cost = float(ledger.cost[0])
+    return list(statements.values())
 
 
 def verified(path: Path) -> list[Entry]:
@@ -124,11 +176,11 @@ def _overdrafts(entries: list[Entry]) -> dict[str, int]:
     """Count each coordinator's overdrafts since they were last cleared."""
     keys, runs = {}, set()
     for entry in entries:
-        if entry.kind == "run":
+        if entry.kind in ("run", "evaluation"):
             keys[entry.run] = entry.body["key"]
         elif entry.kind == "overdraft":
             runs.add(entry.run)
-        elif entry.kind in ("clear", "budget"):
+        elif entry.kind in ("clear", "budget", "period"):
             runs.clear()
     return dict(Counter(keys[run] for run in runs))
 
@@ -161,6 +213,10 @@ def _runs(entries: list[Entry]) -> list[RunStatement]:
             offer = RunOffer.from_bytes(bytes.fromhex(body["offer"]))
             runs[entry.run] = RunStatement(
                 run=entry.run.hex(), name=offer.name, rounds=offer.rounds
+            )
+        elif entry.kind == "evaluation":
+            runs[entry.run] = RunStatement(
+                run=entry.run.hex(), name="evaluation", rounds=1
             )
         elif entry.kind == "charge":
             run = runs[entry.run]

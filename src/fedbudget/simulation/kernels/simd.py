@@ -26,6 +26,8 @@ from fedbudget.simulation.kernels.layouts import RUN
 with needed("the fast simulator", "numba"):
     from numba import njit
 
+    from fedbudget.simulation.kernels.machine_code import keep_on_disk
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Sums may be reordered and fused, so that they vectorise. Infinities and NaNs keep
@@ -40,7 +42,7 @@ def compiled(function: F) -> F:
     """Compile for the calling thread; the machine code is cached on disk."""
     options: dict[str, Any] = {"fastmath": _FASTMATH, "error_model": "numpy", **_LEAN}
     options["nogil"] = True  # Python threads may run it in parallel
-    return cast(F, njit(cache=True, **options)(function))
+    return cast(F, keep_on_disk(njit(**options)(function)))
 
 
 def compiled_inline(function: F) -> F:
@@ -51,7 +53,7 @@ def compiled_inline(function: F) -> F:
     """
     options: dict[str, Any] = {"fastmath": _FASTMATH, "error_model": "numpy", **_LEAN}
     options["forceinline"] = True
-    return cast(F, njit(cache=True, nogil=True, **options)(function))
+    return cast(F, keep_on_disk(njit(nogil=True, **options)(function)))
 
 
 def compiled_exact(function: F) -> F:
@@ -60,7 +62,7 @@ def compiled_exact(function: F) -> F:
     A product and a sum in one loop may still be fused.
     """
     options: dict[str, Any] = {"error_model": "numpy", "forceinline": True, **_LEAN}
-    return cast(F, njit(cache=True, nogil=True, **options)(function))
+    return cast(F, keep_on_disk(njit(nogil=True, **options)(function)))
 
 
 _FLOATS = ir.VectorType(ir.FloatType(), RUN)

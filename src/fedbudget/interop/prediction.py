@@ -1,0 +1,174 @@
+"""Predictions for a table of raw rows, beside its own columns.
+
+CSV to CSV is read and written block by block with the standard library: a device
+predicts with a base install, whatever the size of its file. Parquet needs pyarrow.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.data.columns import Cells, check_name
+from fedbudget.data.text_rows import open_text, typed_columns
+from fedbudget.errors import DataError, InvalidInputError, needed
+from fedbudget.files import whole_file
+from fedbudget.interop.export import LinearModel
+from fedbudget.text import shown
+
+_LINES = 5000  # of a CSV file, read and predicted at a time
+_CSV = (".csv", ".csv.gz")
+_SHOWN = 5  # predictions to show
+
+
+@dataclass(kw_only=True)
+class Predictions:
+    """What was predicted for a table, as far as it is shown."""
+
+    num_rows: int = 0
+    classes: Counter[str] = field(
+        default_factory=Counter
+    )  # how often each was predicted
+    least: float = np.inf  # of predicted numbers
+    most: float = -np.inf
+    first: list[dict[str, Any]] = field(default_factory=list)  # the first rows
+
+    def add(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Count the predictions of a block of rows."""
+        labels = next(iter(columns.values()))
+        self.num_rows += len(labels)
+        if labels.dtype.kind == "f":
+            self.least = min(self.least, float(labels.min(initial=np.inf)))
+            self.most = max(self.most, float(labels.max(initial=-np.inf)))
+        else:
+            self.classes.update(labels.tolist())
+        for row in range(min(_SHOWN - len(self.first), len(labels))):
+            self.first.append(
+                {name: cells[row].item() for name, cells in columns.items()}
+            )
+
+
+def predict_table(
+    model: LinearModel, source: str | Path, out: str | Path | None = None
+) -> Predictions:
+    """Predict every row of a file; write its columns and the predictions to another.
+
+    Args:
+        model: A model with a schema.
+        source: A table of raw columns: .csv, .csv.gz or .parquet.
+        out: The file to write, .csv or .parquet; None: none.
+
+    Raises:
+        DataError: A column or a value does not match the model's schema.
+        RecordError: The file cannot be written.
+    """
+    path = Path(source)
+    target = None if out is None else Path(out)
+    if model.schema is None:
+        raise InvalidInputError(
+            "the model has no schema, so raw columns cannot be encoded: export it "
+            "again from a run that knows its schema"
+        )
+    if not path.is_file():
+        raise DataError(f"table {str(path)!r} does not exist: check the path")
+    if target is not None and target.suffix not in (".csv", ".parquet"):
+        raise InvalidInputError(
+            f"--out {str(target)!r} has suffix {target.suffix!r}: use .csv or .parquet"
+        )
+    if path.name.endswith(_CSV) and (target is None or target.suffix == ".csv"):
+        return _from_csv(model, path, target)
+    return _from_frame(model, path, target)
+
+
+def _from_csv(model: LinearModel, source: Path, target: Path | None) -> Predictions:
+    result = Predictions()
+    with open_text(source) as text:
+        reader = csv.reader(text)
+        header = next(reader, None)
+        if header is None:
+            raise DataError(f"table {str(source)!r} has no header line")
+        blocks = _predicted(model, reader, header)
+        if target is None:
+            for _, columns in blocks:
+                result.add(columns)
+            return result
+        with whole_file(target) as file:
+            writer = csv.writer(file, lineterminator="\n")
+            for rows, columns in blocks:
+                if not result.num_rows:
+                    writer.writerow([*header, *columns])
+                cells = [_texts(values) for values in columns.values()]
+                writer.writerows(
+                    [*row, *new] for row, *new in zip(rows, *cells, strict=True)
+                )
+                result.add(columns)
+    return result
+
+
+def _predicted(
+    model: LinearModel, reader: Any, header: list[str]
+) -> Iterator[tuple[list[list[str]], dict[str, NDArray[Any]]]]:
+    """Yield the cells of a block of rows, and their predictions."""
+    assert model.schema is not None  # checked by the caller
+    for name in model.schema.features:
+        check_name(header, name)
+    last_line = reader.line_num
+    while block := list(islice(reader, _LINES)):
+        rows = [cells for cells in block if cells]  # skips empty lines
+        try:
+            columns: dict[str, Cells] = typed_columns(
+                model.schema.features, header, rows
+            )
+            predicted = model.columns(columns)
+        except DataError as error:  # it counts rows within the block
+            raise DataError(
+                f"lines {last_line + 1} to {reader.line_num}: {error}"
+            ) from None
+        last_line = reader.line_num
+        _check_new(header, predicted)
+        yield rows, predicted
+
+
+def _from_frame(model: LinearModel, source: Path, target: Path | None) -> Predictions:
+    from fedbudget.data.reading import read_table
+    from fedbudget.data.tables import category_texts
+
+    assert model.schema is not None  # checked by the caller
+    table = read_table(source, text=category_texts(model.schema, None))
+    columns = model.columns(table)
+    _check_new(table.column_names, columns)
+    result = Predictions()
+    result.add(columns)
+    if target is None:
+        return result
+    with needed("writing tables", "pyarrow"):
+        import pyarrow as pa
+        from pyarrow import csv as pa_csv, parquet
+    for name, cells in columns.items():
+        table = table.append_column(name, pa.array(cells.tolist()))
+    with whole_file(target, "wb") as file:
+        write = parquet.write_table if target.suffix == ".parquet" else pa_csv.write_csv
+        write(table, file)
+    return result
+
+
+def _check_new(header: Sequence[str], columns: Mapping[str, Any]) -> None:
+    """Refuse a table that has a column of a prediction's name."""
+    for name in columns:
+        if name in header:
+            raise DataError(
+                f"the table already has a column {shown(name)}: rename or drop it"
+            )
+
+
+def _texts(values: NDArray[Any]) -> list[str]:
+    """Return numbers with nine digits, more than a float32 has; names as they are."""
+    if values.dtype.kind == "f":
+        return [format(value, ".9g") for value in values.tolist()]
+    return [str(value) for value in values.tolist()]
