@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget import __version__
 from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array, identity
 from fedbudget.errors import (
@@ -39,6 +38,7 @@ from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import Plan, plan
 from fedbudget.planning.settings import PLANNER
 from fedbudget.problem import USUAL_DISSIMILARITY, Problem
+from fedbudget.version import __version__
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from fedbudget import __version__
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError, LedgerError, MessageError
 from fedbudget.fleet.device.data_file import DeviceRows, loss_of, read_rows, stamp_of
@@ -57,6 +56,7 @@ from fedbudget.fleet.wire.messages import (
 )
 from fedbudget.fleet.wire.signing import Trust
 from fedbudget.ledger import Charge
+from fedbudget.version import __version__
 
 _log = logging.getLogger(__name__)
 MOST_RUNS = 10_000  # in one ledger
