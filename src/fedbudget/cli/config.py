@@ -18,6 +18,7 @@ import typer
 
 from fedbudget.data import Schema
 from fedbudget.data.columns import nearest
+from fedbudget.data.schema import schema_from_config
 from fedbudget.errors import (
     DataError,
     InvalidInputError,
@@ -132,13 +133,7 @@ class Config:
                 NotPrivateWarning,
                 stacklevel=2,
             )
-        return Schema.from_dict(
-            {
-                "label": self.values["label"],
-                "features": self.values["features"],
-                "intercept": self.values["data"].get("intercept", True),
-            }
-        )
+        return schema_from_config(self.values)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -9,11 +9,12 @@ Started again with the same folder, it resumes the same round of the same plan.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedbudget.checks import one_of, whole, within
+from fedbudget.data.schema import Schema
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
@@ -40,6 +41,7 @@ from fedbudget.record import Record, Round, read_run
 from fedbudget.training import Run, train
 
 _log = logging.getLogger(__name__)
+_FLUSH = 5.0  # seconds for notices to be sent, if no device can take part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,7 @@ class Settings:
     precision: str = PRECISION
     dissimilarity: str | float = USUAL_DISSIMILARITY
     planner: str = PLANNER
+    schema: Schema | None = None  # of the devices' tables, for users of the model
     status_port: int | None = None  # None: no status page
 
     def __post_init__(self) -> None:
@@ -96,7 +99,8 @@ def run_server(
         channel = Connection(
             settings.broker, name=COORDINATOR, topics=topics.coordinator_reads()
         )
-    roster = Roster()
+    stored = checkpoints.run()
+    roster = Roster(() if stored is None else stored.declarations)
     devices: FleetDevices | None = None  # until the plan is made
 
     def status() -> dict[str, Any]:
@@ -106,7 +110,11 @@ def run_server(
 
     try:
         with _served(settings, status) as port, channel:
-            plan, declarations = _make_plan(settings, checkpoints, channel, roster)
+            plan, declarations = _make_plan(
+                settings, checkpoints, channel, roster, signer
+            )
+            if settings.schema is not None:
+                plan = replace(plan, schema=settings.schema)
             devices = FleetDevices(
                 channel,
                 declarations,
@@ -160,6 +168,7 @@ def _make_plan(
     checkpoints: Checkpoints,
     channel: Channel,
     roster: Roster,
+    signer: Signer,
 ) -> tuple[Plan, Sequence[Declaration]]:
     """Return the plan of an interrupted run, or a new one for the declared devices."""
     stored = checkpoints.run()
@@ -168,8 +177,16 @@ def _make_plan(
         _log.info("run %s resumes after round %d", stored.name, closed)
         return Plan.from_dict(stored.plan), stored.declarations
     declarations = gather(
-        channel, roster, count=settings.devices, seconds=settings.wait
+        channel, roster, count=settings.devices, seconds=settings.wait, signer=signer
     )
-    return plan_fleet(
-        declarations, dissimilarity=settings.dissimilarity, planner=settings.planner
-    )
+    try:
+        return plan_fleet(
+            declarations,
+            dissimilarity=settings.dissimilarity,
+            planner=settings.planner,
+            roster=roster,
+            schema=None if settings.schema is None else settings.schema.digest,
+        )
+    finally:
+        roster.send_notices(channel, signer)
+        channel.flush(_FLUSH)
