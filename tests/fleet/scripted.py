@@ -68,15 +68,23 @@ class Scripted(Connection):
         self.offers: list[str] = []
         self.repeats: list[str] = []  # devices to which an order was sent again
         self.reconnects = 0
+        self.notices: list[str] = []  # topics of signed messages that are no orders
+        self.wills: list[str] = []  # topics that a dead coordinator's broker clears
 
     def reconnect(self) -> None:
         self.reconnects += 1
+
+    def clear_at_death(self, topic: str) -> None:
+        self.wills.append(topic)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         kind, device = topics.parse(topic)
         if kind == "offer" and payload and not topics.is_order(topic):
             self.offers.append(device)
         if not topics.is_order(topic) or not payload:
+            return
+        if decode(decode(payload)[0])["kind"] != RoundOrder.kind:
+            self.notices.append(topic)
             return
         self.orders.append(payload)
         if kind == "offer":

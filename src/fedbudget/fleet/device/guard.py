@@ -33,6 +33,7 @@ from fedbudget.fleet.device.exact_steps import (
     noisy_steps,
 )
 from fedbudget.fleet.device.ledger_file import JoinedRun, LedgerFile, StoredAnswer
+from fedbudget.fleet.device.notices import ENDED, Notices
 from fedbudget.fleet.device.periods import (
     Period,
     RowRange,
@@ -41,6 +42,7 @@ from fedbudget.fleet.device.periods import (
     num_usable,
 )
 from fedbudget.fleet.device.policy import Policy, PricePolicy
+from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import (
     ACCEPTED,
     ANSWERED,
@@ -51,7 +53,6 @@ from fedbudget.fleet.wire.messages import (
     theta_from_bytes,
     theta_to_bytes,
 )
-from fedbudget.fleet.wire.signing import Trust
 from fedbudget.ledger import Charge
 
 _log = logging.getLogger(__name__)
@@ -191,7 +192,6 @@ class Guard:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._trust = Trust(policy.orders.trusted)
         self._rows: DeviceRows = read_rows(policy.data)
         self._frozen: dict[bytes, _FrozenRows] = {}
         self._waiting: OrderedDict[bytes, bytes] = OrderedDict()
@@ -199,6 +199,7 @@ class Guard:
             policy.ledger, policy.budget, lineage=policy.data.lineage
         )
         try:
+            self._notices = Notices(self._ledger, policy.orders)
             self._num_samples = self._declared_rows(self._rows)
             self._note_data(self._rows)
             self._renew(self._rows)
@@ -258,7 +259,7 @@ class Guard:
     def answer_offer(self, data: bytes) -> list[Reply]:
         """Join a run, or refuse; then answer an order that arrived before its offer."""
         try:
-            body, key = self._trust.open(data)
+            body, key = self._notices.coordinators.open(data)
             offer = RunOffer.from_bytes(body)
         except MessageError as error:
             _log.warning("an offer is ignored: %s", error)
@@ -278,8 +279,11 @@ class Guard:
     def answer_order(self, data: bytes) -> list[Reply]:
         """Carry out a round, or refuse; ignore orders for other devices."""
         try:
-            body, key = self._trust.open(data)
-            order = RoundOrder.from_bytes(body)
+            body, key = self._notices.anyone.open(data)
+            value = decode(body)
+            if self._notices.take(value, key):
+                return []
+            order = RoundOrder.from_value(value)
         except MessageError as error:
             _log.warning("an order is ignored: %s", error)
             return []
@@ -305,6 +309,8 @@ class Guard:
         if stored is not None:
             return Reply.from_bytes(stored)
         last = self._ledger.last_round(order.run)
+        if self._ledger.has_ended(order.run, joined.key):
+            raise _Refusal("policy", ENDED)
         if order.round == last:
             raise _Refusal(
                 "already-charged", "the answer to this round was lost in a crash"
@@ -397,6 +403,8 @@ class Guard:
             return
         if offer.device != self._policy.device:
             raise _Refusal("policy", "this offer is for another device")
+        if self._ledger.has_ended(offer.run, key):
+            raise _Refusal("policy", ENDED)
         self._check_overdrafts(key, offer.run)
         if self._ledger.num_runs >= MOST_RUNS:
             raise _Refusal(

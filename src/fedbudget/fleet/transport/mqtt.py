@@ -76,6 +76,7 @@ class Connection:
         self._nodes = deque(broker.nodes)  # the first one is in use
         self.retained: dict[str, bytes] = {}  # retained, to be published again
         self._problem, self._stopping = "", False
+        self._clears = ""  # the topic of the last will, if it removes a message
         self._client = self._new_client(will, keeps_session=keeps_session)
 
     def start(self) -> "Connection":
@@ -153,6 +154,20 @@ class Connection:
         """Remove a retained message."""
         self.retained.pop(topic, None)
         self.publish(topic, b"", retain=True)
+
+    def clear_at_death(self, topic: str) -> None:
+        """Let the broker remove a retained message if this client dies.
+
+        A last will belongs to a connection: this one ends, and a new one is made.
+        """
+        if self._clears == topic:
+            return
+        self._clears, self._stopping = topic, True
+        self._client.disconnect()
+        self._client.loop_stop()
+        self._client.will_set(topic, b"", qos=_QOS, retain=True)
+        self._stopping = False
+        self.start()
 
     def reconnect(self) -> None:
         """End the connection; the next one subscribes and publishes all again."""
