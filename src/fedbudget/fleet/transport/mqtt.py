@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 # after 1.5: a connection whose other end is gone costs less than ten seconds.
 _KEEP_ALIVE = 3
 _SETTLING = 0.3  # seconds in which a broker delivers the messages it has stored
+_FLUSH = 5.0  # seconds to send what is pending before a new connection
 _QOS = 1  # at least once: receivers recognise duplicates by their round
 
 
@@ -77,6 +78,7 @@ class Connection:
         self.retained: dict[str, bytes] = {}  # retained, to be published again
         self._problem, self._stopping = "", False
         self._clears = ""  # the topic of the last will, if it removes a message
+        self._keeps_session = keeps_session
         self._client = self._new_client(will, keeps_session=keeps_session)
 
     def start(self) -> "Connection":
@@ -162,11 +164,10 @@ class Connection:
         """
         if self._clears == topic:
             return
-        self._clears, self._stopping = topic, True
-        self._client.disconnect()
-        self._client.loop_stop()
-        self._client.will_set(topic, b"", qos=_QOS, retain=True)
-        self._stopping = False
+        self.flush(_FLUSH)  # retained messages are published again, others are not
+        self.stop()
+        self._clears, self._stopping, self._published = topic, False, 0
+        self._client = self._new_client((topic, b""), keeps_session=self._keeps_session)
         self.start()
 
     def reconnect(self) -> None:
