@@ -94,7 +94,7 @@ def test_no_module_imports_upwards() -> None:
 
 
 # Modules that a device must not load: it has little memory, and does not plan.
-ON_DEVICES = ("fleet/device", "fleet/wire")
+ON_DEVICES = ("fleet/device", "fleet/secure", "fleet/wire")
 NOT_ON_DEVICES = (
     *(f"{PACKAGE}.{unit}" for unit in ("planning", "simulation", "training", "record")),
     f"{PACKAGE}.fleet.coordinator",

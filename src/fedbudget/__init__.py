@@ -52,7 +52,14 @@ if TYPE_CHECKING:
     )
     from fedbudget.interop import LinearModel, plan_schema
     from fedbudget.ledger import Charge, Ledger, Turns
-    from fedbudget.planning import Frontier, Plan, frontier, plan
+    from fedbudget.planning import (
+        Frontier,
+        Plan,
+        TrustComparison,
+        compare_trust,
+        frontier,
+        plan,
+    )
     from fedbudget.privacy import (
         LocalSteps,
         NoisyGradients,
@@ -84,7 +91,7 @@ _MODULES = {
     "check_pipeline",
     "interop": "LinearModel plan_schema",
     "ledger": "Charge Ledger Turns",
-    "planning": "Frontier Plan frontier plan",
+    "planning": "Frontier Plan TrustComparison compare_trust frontier plan",
     "privacy": "LocalSteps NoisyGradients NoisyUploads PrivacyStatement",
     "problem": "Constant Problem",
     "record": "Record Round",
@@ -137,10 +144,12 @@ __all__ = [
     "SimulatedDevices",
     "Sweep",
     "TrainingError",
+    "TrustComparison",
     "Turns",
     "__version__",
     "audit",
     "check_pipeline",
+    "compare_trust",
     "from_partitions",
     "from_table",
     "frontier",

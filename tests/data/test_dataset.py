@@ -4,8 +4,8 @@ from hypothesis import given, strategies as st
 from scipy.sparse import csr_array
 
 import fedbudget as fb
-from fedbudget.data import Dataset, Part
-from fedbudget.data.dataset import hold_out, select_devices, split_rows
+from fedbudget.data import Dataset, Part, load
+from fedbudget.data.dataset import all_rows, hold_out, select_devices, split_rows
 from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.simulation.measuring import measure
 from fedbudget.simulation.personal import fit, measure_personal
@@ -200,3 +200,15 @@ def test_held_out_devices_gain_from_the_common_model() -> None:
     assert common["test_loss"] < measured["alone_test_loss"]
     assert measured["personal_test_loss"] < measured["alone_test_loss"]
     assert np.isfinite(list(measured.values())).all()
+
+
+@pytest.mark.parametrize("name", ["adult", "vehicle"])
+def test_all_rows_are_every_part_device_by_device(name: str) -> None:
+    data = load(name)
+    rows = all_rows(data)
+    for m in range(data.num_devices):
+        x, y = rows.device(m)
+        parts = [p.device(m) for p in (data.train, data.validation, data.test)]
+        assert y.tolist() == np.concatenate([labels for _, labels in parts]).tolist()
+        total = sum(float(part.sum()) for part, _ in parts)
+        assert float(x.sum()) == pytest.approx(total, rel=1e-3)

@@ -263,3 +263,34 @@ def test_the_device_as_the_unit_needs_no_smooth_loss() -> None:
     problem = fb.Problem(num_samples=[9] * 300, dim=4, loss="hinge")
     plan = planned(problem, unit="device", epsilon=8.0)
     plan.check_promise()
+
+
+def test_trust_buys_a_smaller_epsilon_for_the_same_loss() -> None:
+    problem = fb.Problem(num_samples=[130] * 50, dim=40)
+    points: list[None] = []
+    result = fb.compare_trust(
+        problem,
+        PRICES,
+        epsilons=[1, 4],
+        costs=[50, 500],
+        on_point=lambda: points.append(None),
+    )
+    assert len(points) == 8
+    # 50 does not pay for a round.
+    assert np.isnan(result.equal_epsilon[:, 0]).all()
+    small, large = result.equal_epsilon[:, 1]
+    assert 0 < small < large < 4
+    assert small < 0.5
+    # The planner confirms it, up to the coarseness of the map.
+    confirmed = planned(problem, epsilon=large, cost=500, delta=result.sums.delta)
+    loss = result.uploads.predicted_loss[1, 1]
+    assert confirmed.predicted_loss == pytest.approx(loss, rel=0.05)
+    assert result.to_dict()["equal_epsilon"][0] == [None, small]
+
+
+def test_dear_secure_rounds_may_need_any_epsilon() -> None:
+    problem = fb.Problem(num_samples=[1300] * 2, dim=40)
+    dear = fb.Prices(communication=100, computation=1, secure_round=300)
+    result = fb.compare_trust(problem, dear, epsilons=[10], costs=[350])
+    assert np.isinf(result.equal_epsilon[0, 0])
+    assert result.to_dict()["equal_epsilon"] == [[None]]

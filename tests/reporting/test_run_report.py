@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
+from fedbudget.data.dataset import all_rows
 from fedbudget.errors import RecordError
 from fedbudget.planning.advice import advice_of
 from fedbudget.record import RecordedRun, read_run
@@ -460,3 +461,40 @@ def test_a_browser_shows_it(folder: Path, width: int) -> None:
         # Nothing but tables, in frames of their own, is wider than the screen.
         assert shown.evaluate("document.documentElement.scrollWidth") == width
     assert events == [page.as_uri()]
+
+
+def test_scores_on_new_devices_are_measured_and_compared(tmp_path: Path) -> None:
+    """The devices that are kept out are not among those that train."""
+    out = tmp_path / "run"
+    arguments = ["train", *sensors(tmp_path), *BUDGET, "--new-devices", "2"]
+    with pytest.raises(SystemExit) as stop:
+        from fedbudget.cli import main
+
+        main([*arguments, "--out", str(out)])
+    assert stop.value.code == 0
+    recorded = read_run(out)
+    data, held_out = rows_of(recorded)
+    assert held_out is not None and held_out.num_devices == 2
+    assert data.num_devices == recorded.plan.num_devices == 3
+    assert not set(data.device_names) & set(held_out.device_names)
+    comparison = compare(recorded)
+    assert set(comparison.new_devices) == {RUN, CONSTANT, CENTRAL}
+    last = recorded.rounds[-1].measured
+    assert comparison.new_devices[RUN] == pytest.approx(last["new_accuracy"])
+    theta, part = recorded.theta, all_rows(held_out)
+    assert theta is not None
+    correct = recorded.plan.model.predictions(part.x @ theta) == part.y
+    per_device = np.add.reduceat(correct, part.offsets[:-1]) / part.sizes
+    assert last["new_accuracy"] == pytest.approx(per_device.mean())
+    assert "On all rows of new devices" in fb.report(out).read_text()
+
+
+def test_new_devices_do_not_go_with_a_release(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("train", *sensors(tmp_path), *BUDGET, "--new-devices", "2")
+    released = run(capsys, *arguments, "--release", "--out", str(tmp_path / "run"))
+    says: tuple[str, ...] = ("--new-devices 2", "does not go with --release")
+    assert_one_line(released, code=2, says=says)
+    too_many = run(capsys, *arguments[:-1], "5")
+    assert_one_line(too_many, code=2, says=("count is 5", "hold out at most 4"))

@@ -18,6 +18,7 @@ import typer
 
 from fedbudget.data import Schema
 from fedbudget.data.columns import nearest
+from fedbudget.data.schema import schema_from_config
 from fedbudget.errors import (
     DataError,
     InvalidInputError,
@@ -68,13 +69,14 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "seed": (_WHOLE, "seed"),
         "participation": (_NUMBER, "participation"),
         "personal": (_TRUTH, "personal"),
+        "new_devices": (_WHOLE, "new_devices"),
         "measure_every": (_WHOLE, "measure_every"),
         "out": (_TEXT, "out"),
     },
 }
 _SECTIONS = (*_KEYS, "label", "features", "devices")
 _DEVICE_KEYS = (*_KEYS["budget"], *_KEYS["prices"])
-_TRAIN_ONLY = ("participation", "personal", "measure_every", "out")
+_TRAIN_ONLY = ("participation", "personal", "new_devices", "measure_every", "out")
 
 # The argument that an error names (the library's or the option's), and its key.
 _ARGUMENTS: Mapping[str, tuple[str, str]] = {
@@ -123,13 +125,7 @@ class Config:
                 NotPrivateWarning,
                 stacklevel=2,
             )
-        return Schema.from_dict(
-            {
-                "label": self.values["label"],
-                "features": self.values["features"],
-                "intercept": self.values["data"].get("intercept", True),
-            }
-        )
+        return schema_from_config(self.values)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -324,6 +324,21 @@ def hold_out(data: Dataset, *, count: int, seed: int = 0) -> tuple[Dataset, Data
     )
 
 
+def all_rows(data: Dataset) -> Part:
+    """Return training, validation and test rows together, device by device."""
+    parts = (data.train, data.validation, data.test)
+    owners = [np.repeat(np.arange(data.num_devices), part.sizes) for part in parts]
+    order = np.argsort(np.concatenate(owners), kind="stable")
+    if isinstance(data.train.x, np.ndarray):
+        x: Any = np.concatenate([part.x for part in parts])
+    else:
+        from scipy.sparse import vstack
+
+        x = vstack(cast(Any, [part.x for part in parts]), format="csr")
+    y = np.concatenate([part.y for part in parts])
+    return _take(x, y, order, np.sum([part.sizes for part in parts], axis=0))
+
+
 def select_devices(data: Dataset, devices: Sequence[int]) -> Dataset:
     """Return the data of these devices only, in this order."""
     return replace(

@@ -13,8 +13,21 @@ shared_noise.py  a given schedule, completed for a server that sees only sums
 frontier.py   the predicted loss over many budgets: exact plans, and a coarse map
 """
 
-from fedbudget.planning.frontier import Frontier, frontier
+from fedbudget.planning.frontier import (
+    Frontier,
+    TrustComparison,
+    compare_trust,
+    frontier,
+)
 from fedbudget.planning.planner import PLANNERS, plan
 from fedbudget.planning.plans import Plan
 
-__all__ = ["PLANNERS", "Frontier", "Plan", "frontier", "plan"]
+__all__ = [
+    "PLANNERS",
+    "Frontier",
+    "Plan",
+    "TrustComparison",
+    "compare_trust",
+    "frontier",
+    "plan",
+]

@@ -1,13 +1,15 @@
 """The predicted loss over epsilon and cost.
 
-`frontier` plans for every pair of budgets. `predicted_losses` predicts the loss over
-many budgets at once, for a map. The response to a schedule depends on neither budget:
-it is computed once for each cost, and used for all epsilons. Rates and momenta are a
-coarse grid without refinement, so the map is slightly above the joint planner's loss.
+`frontier` plans for every pair of budgets; `compare_trust` does so for both kinds of
+trust, and says which smaller epsilon a sum needs. `predicted_losses` predicts the loss
+over many budgets at once, for a map. The response to a schedule depends on neither
+budget: it is computed once for each cost, and used for all epsilons. Rates and momenta
+are a coarse grid without refinement, so the map is slightly above the joint planner's
+loss.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,8 @@ from fedbudget.problem import Counts, Problem
 _RATES = np.geomspace(0.04, 1, 6)  # shares of the largest stable rate
 _MOMENTA = np.array([0.0, 0.4, 0.6, 0.75, 0.82, 0.9])
 EPSILONS = (0.5, 1, 2, 4, 7, 10)  # the default grid
+# Epsilons at which sums are compared with uploads: how many, and how far beyond theirs.
+_TRIED, _WIDEST = 200, 1000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,10 +142,7 @@ def frontier(
     """
     delta = planned_delta(problem.num_samples) if delta is None else delta
     if costs is None:
-        round_cost = prices.for_trust(trust).run_cost(
-            rounds=1, tau=1, batch_size=problem.num_samples
-        )
-        costs = np.array([2, 3, 5, 8, 10]) * (float(round_cost.max()) or 1.0)
+        costs = _usual_costs(problem, prices.for_trust(trust))
     eps_axis = np.unique(floats(within("epsilons", epsilons, above=0, of="")))
     cost_axis = np.unique(floats(within("costs", costs, above=0, of="")))
     rows = []
@@ -167,10 +168,122 @@ def frontier(
     return Frontier(epsilons=eps_axis, costs=cost_axis, delta=delta, plans=tuple(rows))
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrustComparison:
+    """What trust buys: plans for both kinds of trust over the same budgets."""
+
+    uploads: Frontier  # the server sees every upload
+    sums: Frontier  # it sees only sums
+    # With this epsilon a sum is predicted to have the loss that uploads have at the
+    # row's epsilon; shape (E, C), NaN if the cost does not pay for one round of each.
+    # Above the row's epsilon if sums are worse, infinite if no epsilon is enough.
+    equal_epsilon: Array
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return both frontiers and the equal epsilons as plain lists."""
+        return {
+            "uploads": self.uploads.to_dict(),
+            "sum": self.sums.to_dict(),
+            "equal_epsilon": [
+                [float(x) if np.isfinite(x) else None for x in row]
+                for row in self.equal_epsilon
+            ],
+        }
+
+
+def compare_trust(
+    problem: Problem,
+    prices: Prices,
+    *,
+    epsilons: ArrayLike = EPSILONS,
+    costs: ArrayLike | None = None,
+    delta: float | None = None,
+    unit: Unit = "sample",
+    least_answers: int | None = None,
+    colluders: int = 0,
+    on_point: Callable[[], None] | None = None,
+    **options: Any,
+) -> TrustComparison:
+    """Plan for both kinds of trust, and find the epsilons of equal predicted loss.
+
+    The equal epsilons are read off maps (`predicted_losses`) for full batches and
+    planned weights.
+
+    Args:
+        problem: As for `plan`.
+        prices: As for `plan`; sums pay `secure_round`.
+        epsilons: As for `frontier`.
+        costs: As for `frontier`.
+        delta: As for `frontier`.
+        unit: As in `Budget`.
+        least_answers: Of sums, as in `Budget`.
+        colluders: Of sums, as in `Budget`.
+        on_point: Called after each of the 2 E C plans, to show progress.
+        **options: Of `plan`, for both kinds.
+
+    >>> result = compare_trust(Problem(num_samples=[100] * 50, dim=20),
+    ...                        Prices(communication=100, computation=1),
+    ...                        epsilons=[2], costs=[1000])
+    >>> bool(result.equal_epsilon[0, 0] < 0.5)
+    True
+    """
+    if costs is None:
+        costs = _usual_costs(problem, prices)
+    grid: dict[str, Any] = {
+        "epsilons": epsilons,
+        "costs": costs,
+        "delta": delta,
+        "unit": unit,
+    }
+    shared: dict[str, Any] = {"least_answers": least_answers, "colluders": colluders}
+    uploads = frontier(problem, prices, on_point=on_point, **grid, **options)
+    sums = frontier(
+        problem, prices, trust="sum", on_point=on_point, **grid, **shared, **options
+    )
+    affordable = ~np.isnan(uploads.predicted_loss) & ~np.isnan(sums.predicted_loss)
+    kinds: dict[str, Any] = {"unit": unit, "delta": uploads.delta}
+    equal = np.full(affordable.shape, np.nan)
+    for column in np.flatnonzero(affordable.any(axis=0)):
+        cost = uploads.costs[[column]]
+        own = predicted_losses(
+            problem, prices, epsilons=uploads.epsilons, costs=cost, **kinds
+        )
+        tried = np.geomspace(
+            uploads.epsilons[0] / _WIDEST, uploads.epsilons[-1] * _WIDEST, _TRIED
+        )
+        other = predicted_losses(
+            problem, prices, epsilons=tried, costs=cost, trust="sum", **kinds, **shared
+        )
+        equal[:, column] = _epsilon_of_loss(own[:, 0], tried, other[:, 0])
+    return TrustComparison(
+        uploads=uploads, sums=sums, equal_epsilon=np.where(affordable, equal, np.nan)
+    )
+
+
+def _epsilon_of_loss(loss: Array, epsilons: Array, losses: Array) -> Array:
+    """Return where losses that fall with epsilon reach each loss; infinite if never."""
+    reached = np.interp(-np.log(loss), -np.log(losses), np.log(epsilons))
+    return np.where(loss < losses[-1], np.inf, np.exp(reached))
+
+
+def _usual_costs(problem: Problem, prices: Prices) -> Array:
+    """Return 2 to 10 times the price of a round with one step."""
+    round_cost = prices.run_cost(rounds=1, tau=1, batch_size=problem.num_samples)
+    return np.array([2, 3, 5, 8, 10]) * (float(round_cost.max()) or 1.0)
+
+
 def predicted_losses(
-    problem: Problem, prices: Prices, *, epsilons: Array, costs: Array, delta: float
+    problem: Problem,
+    prices: Prices,
+    *,
+    epsilons: Array,
+    costs: Array,
+    delta: float,
+    **kinds: Any,
 ) -> Array:
     """Return the predicted loss of the best full-batch plan; shape (E, C).
+
+    `kinds` are the budget's trust, unit, least_answers and colluders.
 
     Raises:
         InfeasibleBudgetError: A cost does not pay for a single round.
@@ -183,14 +296,16 @@ def predicted_losses(
     True
     """
     accountant, spectrum = accountant_named("gdp"), Spectrum.of(problem)
-    batch = problem.num_samples
+    batch, start = problem.num_samples, Budget(epsilon=1, delta=delta, cost=1, **kinds)
+    prices, is_sum = prices.for_trust(start.trust), start.trust == "sum"
     settings = [
         Setting(
             problem=problem,
-            budget=(budget := Budget(epsilon=epsilon, delta=delta, cost=costs[0])),
+            budget=(budget := replace(start, epsilon=epsilon, cost=costs[0])),
             prices=prices,
             accountant=accountant,
             unit_multiplier=unit_multiplier(problem, budget, accountant),
+            drift_correction=not is_sum,
         )
         for epsilon in epsilons
     ]
@@ -200,7 +315,12 @@ def predicted_losses(
     for j, cost in enumerate(costs):
         budget = Budget(epsilon=epsilons[0], delta=delta, cost=cost)
         schedule = combinations(_pairs(budget, prices, batch), rates, _MOMENTA)
-        response = respond(spectrum, schedule, variance=problem["gradient_variance"])
+        response = respond(
+            spectrum,
+            schedule,
+            variance=problem["gradient_variance"],
+            per_round=is_sum,
+        )
         for i, option in enumerate(options):
             parts, _ = predicted_parts(settings[i], schedule, response, option)
             loss[i, j] = np.nanmin(np.sum(list(parts.values()), axis=0))

@@ -7,14 +7,14 @@ rows of a fleet stay on its devices), a report has no comparison and states the 
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedbudget.checks import Array
-from fedbudget.data import Dataset, from_table, load
+from fedbudget.data import Dataset, from_table, hold_out, load
 from fedbudget.errors import (
     FedbudgetError,
     InvalidInputError,
@@ -22,10 +22,15 @@ from fedbudget.errors import (
     RecordError,
 )
 from fedbudget.files import whole_file
+from fedbudget.losses import Loss
 from fedbudget.record import RecordedRun
 from fedbudget.reporting.baselines import centralised, constant, local_only
-from fedbudget.simulation.measuring import measure_devices
-from fedbudget.simulation.personal import adapt_all
+from fedbudget.simulation.measuring import measure_devices, measure_new
+from fedbudget.simulation.personal import (
+    adapt_all,
+    best_constant,
+    without_features,
+)
 
 FILE = "comparison.json"
 RUN, CONSTANT, LOCAL = "this run", "constant", "local only"
@@ -41,6 +46,8 @@ class Comparison:
     metric: str  # test_accuracy or test_loss
     device_names: tuple[str, ...]
     per_device: Mapping[str, Array]  # by name; nan for a device without test rows
+    # Means over all rows of devices that never trained, by name; empty: there are none.
+    new_devices: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def higher_is_better(self) -> bool:
@@ -73,7 +80,7 @@ def compare(
         return stored
     if run.theta is None:
         raise RecordError(f"{run.path} holds a run that is not finished: resume it")
-    data = rows_of(run)
+    data, held_out = rows_of(run)
     if len(data.test) == 0:
         raise RecordError("no device has test rows: nothing to compare on")
     model = run.plan.model
@@ -84,6 +91,12 @@ def compare(
     def on_own_rows(thetas: Array) -> Array:
         return measure_devices(data, model, thetas)[metric]
 
+    def central() -> Array:
+        baseline = centralised(data, loss=model.name)
+        models[CENTRAL] = baseline.theta
+        return baseline.per_device[metric]
+
+    models = {RUN: theta}
     parts: dict[str, Callable[[], Array]] = {
         RUN: lambda: on_own_rows(theta),
         PERSONAL: lambda: on_own_rows(
@@ -91,7 +104,7 @@ def compare(
         ),
         LOCAL: lambda: local_only(data, loss=model.name).per_device[metric],
         CONSTANT: lambda: constant(data, loss=model.name).per_device[metric],
-        CENTRAL: lambda: centralised(data, loss=model.name).per_device[metric],
+        CENTRAL: central,
     }
     per_device: dict[str, Array] = {}
     for name, measure in parts.items():
@@ -99,7 +112,10 @@ def compare(
             on_part(name)
         per_device[name] = np.asarray(measure(), dtype=np.float64)
     comparison = Comparison(
-        metric=metric, device_names=data.device_names, per_device=per_device
+        metric=metric,
+        device_names=data.device_names,
+        per_device=per_device,
+        new_devices={} if held_out is None else _on_new(data, held_out, model, models),
     )
     _write(run.path / FILE, comparison)
     return comparison
@@ -111,8 +127,21 @@ def stored_comparison(run: RecordedRun) -> Comparison | None:
     return _read(path) if path.exists() else None
 
 
-def rows_of(run: RecordedRun) -> Dataset:
-    """Return the rows that a recorded run was trained on.
+def _on_new(
+    data: Dataset, held_out: Dataset, model: Loss, models: Mapping[str, Array]
+) -> dict[str, float]:
+    """Measure the models, and the best constant, on devices that never trained."""
+    metric = "new_loss" if data.classes is None else "new_accuracy"
+    _, flat, guess = best_constant(data, model)
+    measured = {
+        name: measure_new(held_out, model, theta) for name, theta in models.items()
+    }
+    measured[CONSTANT] = measure_new(without_features(held_out), flat, guess)
+    return {name: values[metric] for name, values in measured.items()}
+
+
+def rows_of(run: RecordedRun) -> tuple[Dataset, Dataset | None]:
+    """Return the rows that a recorded run was trained on, and those of new devices.
 
     Raises:
         RecordError: They cannot be loaded, or have another shape.
@@ -126,7 +155,10 @@ def rows_of(run: RecordedRun) -> Dataset:
     try:
         with warnings.catch_warnings():  # the run itself warned already
             warnings.simplefilter("ignore", NotPrivateWarning)
-            data = _load(source, about)
+            data, held_out = _load(source, about), None
+            if count := int(about.get("new_devices", 0)):
+                seed = int(about.get("seed", 0))
+                data, held_out = hold_out(data, count=count, seed=seed)
     except (FedbudgetError, OSError) as error:
         raise RecordError(f"the rows cannot be read again: {error}") from None
     fits = data.dim == run.plan.dim and len(data.num_samples) == run.plan.num_devices
@@ -135,7 +167,7 @@ def rows_of(run: RecordedRun) -> Dataset:
             f"{source} no longer holds the rows of this run: its devices or columns "
             "have changed"
         )
-    return data
+    return data, held_out
 
 
 def _load(source: str, about: Mapping[str, Any]) -> Dataset:
@@ -164,6 +196,7 @@ def _write(path: Path, comparison: Comparison) -> None:
             name: [None if np.isnan(x) else x for x in values.tolist()]
             for name, values in comparison.per_device.items()
         },
+        "new_devices": dict(comparison.new_devices),
     }
     with whole_file(path) as file:
         file.write(json.dumps(plain, indent=1))
@@ -179,6 +212,7 @@ def _read(path: Path) -> Comparison:
                 name: np.array([np.nan if x is None else x for x in values])
                 for name, values in plain["per_device"].items()
             },
+            new_devices=dict(plain.get("new_devices", {})),
         )
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RecordError(

@@ -279,6 +279,15 @@ def _alternatives(comparison: Comparison | None, not_compared: str) -> Iterator[
         for name, meaning in _EXPLAINED.items()
         if name in means
     )
+    if new := comparison.new_devices:
+        yield pages.table(
+            ("", _words(comparison.metric).removeprefix("test ")),
+            [(name, f"{value:.4f}") for name, value in new.items()],
+            numbers=(1,),
+            caption="On all rows of new devices, which never trained: means over each "
+            "device's own rows, then over these devices. A device that has no labels "
+            "cannot train on its own.",
+        )
 
 
 def _devices(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:

@@ -21,6 +21,7 @@ from fedbudget.simulation.charging import ChargedDevices
 from fedbudget.simulation.dissimilarity import device_gradient
 from fedbudget.simulation.kernels.runs import RoundPlan
 from fedbudget.simulation.lookahead import Lookahead, Setting
+from fedbudget.simulation.measuring import measure_new
 from fedbudget.simulation.packing import packed_rows
 from fedbudget.simulation.personal import measure_personal
 from fedbudget.training import Order, Replies
@@ -44,6 +45,8 @@ class SimulatedDevices(ChargedDevices):
         participation: Probability that a device's answer arrives in a round. A device
             whose answer is lost has still been charged. If fewer than the plan's
             `least_answers` arrive, the round is lost: none of them counts as answered.
+        new_devices: Devices that never train, such as `hold_out` returns; the model is
+            measured on all of their rows, too.
     """
 
     kind: Kind = "simulation"
@@ -56,8 +59,15 @@ class SimulatedDevices(ChargedDevices):
         budget: Budget | None = None,
         prices: Prices | None = None,
         participation: float = 1.0,
+        new_devices: Dataset | None = None,
     ) -> None:
         super().__init__(data, budget=budget, prices=prices)
+        if new_devices is not None and new_devices.dim != data.dim:
+            raise InvalidInputError(
+                f"new_devices have rows of {new_devices.dim} columns, the data have "
+                f"{data.dim}: use devices of the same data, as hold_out returns them"
+            )
+        self._new_devices = new_devices
         self.participation = number("participation", participation, above=0, most=1)
         self.seed = seed_number(seed)
         self._loss: Loss | None = None  # of the last run
@@ -129,7 +139,11 @@ class SimulatedDevices(ChargedDevices):
 
     def measure(self, theta: Array) -> dict[str, float]:
         """Return loss and accuracy as means over the devices; not private."""
-        return self._ahead.measure(self._trained_loss(), theta)
+        loss = self._trained_loss()
+        measured = self._ahead.measure(loss, theta)
+        if self._new_devices is None:
+            return measured
+        return measured | measure_new(self._new_devices, loss, theta)
 
     def measure_personal(self, theta: Array) -> dict[str, float]:
         """Let every device adapt a model to its own rows, and measure; not private.

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedbudget.checks import Array
 from fedbudget.data import Dataset, Part
+from fedbudget.data.dataset import all_rows
 from fedbudget.losses import Floats, Loss
 from fedbudget.simulation.kernels.layouts import LANE_BLOCK, RUN, Single
 from fedbudget.simulation.kernels.runs import (
@@ -40,6 +41,21 @@ def measure(data: Dataset, loss: Loss, theta: Array) -> dict[str, float]:
         if data.classes is not None and name != "train":
             correct = loss.predictions(scores) == part.y
             measured[f"{name}_accuracy"] = device_mean(part, correct.astype(np.float64))
+    return measured
+
+
+def measure_new(data: Dataset, loss: Loss, theta: Array) -> dict[str, float]:
+    """Measure a model on all rows of devices that never trained; not private.
+
+    Returns:
+        "new_loss" and, for classes, "new_accuracy": means as those of `measure`.
+    """
+    part = all_rows(data)
+    scores = loss.scores(theta, part.x)
+    measured = {"new_loss": device_mean(part, loss.losses(scores, part.y))}
+    if data.classes is not None:
+        correct = (loss.predictions(scores) == part.y).astype(np.float64)
+        measured["new_accuracy"] = device_mean(part, correct)
     return measured
 
 

@@ -119,15 +119,20 @@ def measure_personal(data: Dataset, loss: Loss, theta: Array) -> dict[str, float
 
 
 def best_constant(data: Dataset, loss: Loss) -> tuple[Dataset, Loss, Array]:
-    """Fit one constant score for all devices: rows become a single column of ones."""
-    ones = replace(
+    """Fit one constant score for all devices, on the rows of `without_features`."""
+    ones = without_features(data)
+    return ones, loss, fit(loss, ones.train.x, ones.train.y, strength=1e-6)
+
+
+def without_features(data: Dataset) -> Dataset:
+    """Return the data with a single column of ones instead of all others."""
+    return replace(
         data,
         train=_without_features(data.train),
         validation=_without_features(data.validation),
         test=_without_features(data.test),
         feature_names=("one",),
     )
-    return ones, loss, fit(loss, ones.train.x, ones.train.y, strength=1e-6)
 
 
 def fit(

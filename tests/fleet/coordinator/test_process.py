@@ -88,6 +88,29 @@ def test_a_run_from_declarations_to_release(settings: Settings) -> None:
     assert all(row["seconds"] > 0 for row in rows)
 
 
+def test_a_fleets_release_carries_the_schema(settings: Settings) -> None:
+    columns = DECLARATIONS[0].dim - 1  # and the intercept
+    schema = fb.Schema(
+        features={f"volts{j}": fb.Numeric(0, 5) for j in range(columns)},
+        label="alarm",
+        target=fb.Categorical(("no", "yes")),
+    )
+    run_server(replace(settings, schema=schema))
+    model = fb.LinearModel.from_run(settings.out / "run")
+    assert model.schema == schema
+    assert model.feature_names == (*schema.features, "intercept")
+    row: dict[str, Any] = {name: [2.5] for name in schema.features}
+    assert model.predict(row)[0] in ("no", "yes")
+
+
+def test_a_schema_of_other_columns_is_refused(settings: Settings) -> None:
+    features = {f"volts{j}": fb.Numeric(0, 5) for j in range(DECLARATIONS[0].dim)}
+    target = fb.Categorical(("no", "yes"))
+    schema = fb.Schema(features=features, label="alarm", target=target)
+    with pytest.raises(fb.InvalidInputError, match="the schema gives rows of"):
+        run_server(replace(settings, schema=schema))
+
+
 def test_the_status_is_served_before_the_first_device_connects(
     settings: Settings,
 ) -> None:

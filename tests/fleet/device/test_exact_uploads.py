@@ -317,6 +317,36 @@ def test_dp_accounting_agrees_about_a_sum_of_shares() -> None:
     assert 0.97 * claimed < measured <= claimed * (1 + 1e-3)
 
 
+@pytest.mark.parametrize("ring", [8, 16, 64])
+def test_sums_that_wrap_around_cost_no_more(ring: int) -> None:
+    """Reduction modulo the ring is post-processing, even if most sums wrap around."""
+    scale, count, moved, delta = 4, 3, 3, 1e-4
+    with mpmath.workdps(30):
+        pmf = [float(p) for p in convolved(rounded_normal(scale, 40), count)]
+    lower, upper = np.zeros(ring), np.zeros(ring)
+    for k, p in enumerate(pmf):
+        lower[k % ring] += p
+        upper[(k + moved) % ring] += p
+    law = privacy_loss_distribution.from_two_probability_mass_functions(
+        {k: math.log(p) for k, p in enumerate(lower)},
+        {k: math.log(p) for k, p in enumerate(upper)},
+        pessimistic_estimate=True,
+    )
+    claimed = float(GDP.epsilon_from_mu(moved / (scale * math.sqrt(count)), delta))
+    # The estimate itself is rounded up, to losses of 1e-4.
+    assert 0 <= law.get_epsilon_for_delta(delta) <= claimed * (1 + 1e-3)
+
+
+def test_a_discrete_gaussian_of_the_same_variance_is_no_more_private() -> None:
+    """dp-accounting's own mechanism as a witness of the sum's epsilon."""
+    scale, count, moved, delta = 4, 3, 3, 1e-4
+    witness = privacy_loss_distribution.from_discrete_gaussian_mechanism(
+        scale * math.sqrt(count), sensitivity=moved
+    )
+    claimed = float(GDP.epsilon_from_mu(moved / (scale * math.sqrt(count)), delta))
+    assert witness.get_epsilon_for_delta(delta) == pytest.approx(claimed, rel=0.02)
+
+
 def sum_of_uploads(
     loss: Loss, theta: np.ndarray, devices: list[ExactRows], grid: UploadGrid
 ) -> np.ndarray:

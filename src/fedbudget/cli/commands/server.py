@@ -24,6 +24,7 @@ from fedbudget.cli.options import (
 )
 from fedbudget.cli.output import Bar, print_json, progress
 from fedbudget.cli.sources import named_or_number
+from fedbudget.data.schema import read_schema_file
 from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
     MINIMUM,
@@ -122,6 +123,16 @@ def run(
             metavar="joint|bound|paper", help="Which planner.", rich_help_panel=RUN
         ),
     ] = PLANNER,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Public schema of the devices' tables, .json or .toml, to go with the "
+            "released model. Default: none, the model takes encoded rows only.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     status_port: Annotated[
         int | None,
         typer.Option(
@@ -161,6 +172,7 @@ def run(
         precision=precision,
         dissimilarity=named_or_number(dissimilarity),
         planner=planner,
+        schema=None if schema is None else read_schema_file(schema),
         status_port=status_port,
     )
     # A service is stopped by SIGTERM: then, too, the order is withdrawn.

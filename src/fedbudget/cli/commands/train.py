@@ -70,7 +70,7 @@ from fedbudget.cli.sources import (
     rows_record,
     source_of,
 )
-from fedbudget.data import Dataset
+from fedbudget.data import Dataset, hold_out
 from fedbudget.data.partitions import SEED
 from fedbudget.errors import InvalidInputError, NotPrivateWarning
 from fedbudget.planning import Plan
@@ -121,6 +121,16 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = False,
+    new_devices: Annotated[
+        int,
+        typer.Option(
+            parser=parse_whole,
+            metavar="COUNT",
+            help="Keep so many devices, drawn by the seed, out of training, and "
+            "measure the model on all of their rows: what devices that join later get.",
+            rich_help_panel=RUN,
+        ),
+    ] = 0,
     measure_every: Annotated[
         int,
         typer.Option(
@@ -199,7 +209,10 @@ def train(
     if release:
         _check_folder(out, measure=measure)
         _check_release(
-            personal=personal, no_privacy=no_privacy, participation=participation
+            personal=personal,
+            no_privacy=no_privacy,
+            participation=participation,
+            new_devices=new_devices,
         )
     budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
     prices = Prices(
@@ -234,7 +247,9 @@ def train(
         "learning_rate": learning_rate,
     }
     with progress("planning"):
-        dataset = read_data(options)
+        dataset, held_out = read_data(options), None
+        if new_devices:
+            dataset, held_out = hold_out(dataset, count=new_devices, seed=seed)
         source = source_of(dataset, options)
         budget, prices = limits(options, source, budget, prices)
         devices: ReleaseDevices | SimulatedDevices
@@ -247,6 +262,7 @@ def train(
                 budget=None if no_privacy else budget,
                 prices=prices,
                 participation=participation,
+                new_devices=held_out,
             )
         if measure:
             problem, plan = plan_with_query(
@@ -261,6 +277,7 @@ def train(
     record = None
     if out is not None:
         settings = _settings(options, source, dataset, budget)
+        settings |= {"new_devices": new_devices} if new_devices else {}
         record = fedbudget.Record(out, about=settings)
     started = time.perf_counter()
     with _progress(
@@ -298,12 +315,15 @@ def _check_folder(out: str | None, *, measure: bool) -> None:
         )
 
 
-def _check_release(*, personal: bool, no_privacy: bool, participation: float) -> None:
+def _check_release(
+    *, personal: bool, no_privacy: bool, participation: float, new_devices: int
+) -> None:
     """Refuse options that only a simulation has."""
     for option, given in (
         ("--personal", personal),
         ("--no-privacy", no_privacy),
         (f"--participation {participation:g}", participation != 1),
+        (f"--new-devices {new_devices}", new_devices != 0),
     ):
         if given:
             raise InvalidInputError(

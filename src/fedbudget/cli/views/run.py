@@ -41,6 +41,12 @@ _MODELS = {
     "local only": "alone_",
     "constant": "constant_",
 }
+_PARTS = {
+    "train": "train",
+    "validation": "validation",
+    "test": "test",
+    "new": "new devices",
+}
 _EXPLAINED = (
     "personal: the global model, adapted on each device to its own rows",
     "local only: each device trains on its own rows and sends nothing",
@@ -135,11 +141,11 @@ def _show_measured(console: Console, measured: Mapping[str, float]) -> None:
     if "personal_test_loss" not in measured:
         table = new_table("rows", "loss", "accuracy", right=True)
     for model, prefix in _MODELS.items():
-        for part in ("train", "validation", "test"):
+        for part, words in _PARTS.items():
             if f"{prefix}{part}_loss" in measured:
                 accuracy = measured.get(f"{prefix}{part}_accuracy")
                 cell = "" if accuracy is None else _number(accuracy)
-                names = (model, part) if "personal_test_loss" in measured else (part,)
+                names = (model, words) if "personal_test_loss" in measured else (words,)
                 loss = _number(measured[f"{prefix}{part}_loss"])
                 table.add_row(*names, loss, cell)
     show_table(console, table)
@@ -151,6 +157,8 @@ def _explain(console: Console, measured: Mapping[str, Any], prefix: str) -> None
     if "personal_test_loss" in measured:
         for line in _EXPLAINED:
             show_item(console, line)
+    if "new_loss" in measured:
+        show_item(console, "new devices: all rows of devices that never trained")
     show_item(console, f"{prefix}{MEANS}")
     show_item(console, NOT_PRIVATE)
     if "test_loss" not in measured:

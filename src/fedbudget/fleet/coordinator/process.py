@@ -11,11 +11,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedbudget.checks import one_of, whole, within
+from fedbudget.data.schema import Schema
 from fedbudget.errors import RecordError
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.defaults import (
@@ -72,6 +73,7 @@ class Settings:
     precision: str = PRECISION
     dissimilarity: str | float = USUAL_DISSIMILARITY
     planner: str = PLANNER
+    schema: Schema | None = None  # of the devices' tables, for users of the model
     status_port: int | None = None  # None: no status page
 
     def __post_init__(self) -> None:
@@ -128,6 +130,8 @@ def run_server(
             _withdrawn(settings.out, channel, checkpoints, signer),
         ):
             plan, declarations = _make_plan(settings, checkpoints, channel, roster)
+            if settings.schema is not None:
+                plan = replace(plan, schema=settings.schema)
             devices = FleetDevices(
                 channel,
                 declarations,

@@ -6,8 +6,6 @@ is incomplete, and not a row yet.
 
 import csv
 import hashlib
-import json
-import tomllib
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from fedbudget.data.columns import check_name
-from fedbudget.data.schema import Schema
+from fedbudget.data.schema import Schema, read_schema_file
 from fedbudget.data.text_rows import open_text, typed_columns
 from fedbudget.data.unit_ball import check_unit_ball
-from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.errors import DataError
 from fedbudget.fleet.device.exact_steps import ExactRows
 from fedbudget.fleet.device.policy import DataPolicy
 from fedbudget.losses import Labels, Loss, loss_named
@@ -140,16 +138,7 @@ def _read_schema(source: Path | Mapping[str, Any]) -> Schema:
     """
     if isinstance(source, Mapping):
         return Schema.from_dict(source)
-    try:
-        text = source.read_text(encoding="utf-8")
-        plain = tomllib.loads(text) if source.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise InvalidInputError(f"schema {str(source)!r}: {error.strerror}") from None
-    except ValueError as error:
-        raise InvalidInputError(
-            f"schema {str(source)!r} cannot be read: {error}"
-        ) from None
-    return Schema.from_dict(plain)
+    return read_schema_file(source)
 
 
 def _read_table(policy: DataPolicy) -> tuple[ExactRows, int | None]:

@@ -36,8 +36,10 @@ is below 1e-300: times (1 + e^epsilon), rounds and coordinates, it is far below 
 1e-15 of delta by which `conversions.delta_from_mu` rounds up. (Kairouz, Liu and Steinke
 2021, Theorem 1, bound the same for discrete Gaussians.)
 
-Reduction modulo 2^ring_bits, as masks need it, is post-processing of the sum. Range and
-ring are chosen such that the sum does not wrap around.
+Reduction modulo 2^ring_bits, as masks need it, is post-processing of the sum: one that
+wraps around costs no privacy, and adds nothing to delta. It would wreck the model;
+range and ring are chosen such that an honest sum does not wrap around within 12
+standard deviations of its noise.
 """
 
 import math

@@ -1,0 +1,1 @@
+"""Secure aggregation: the server learns sums of uploads, and no single one."""

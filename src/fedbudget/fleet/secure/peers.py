@@ -1,0 +1,228 @@
+"""Who takes part in a secure sum: keys of a run, the list of peers, a round's roster.
+
+A device has two keys per run: one that signs (Ed25519), one that encrypts shares
+(X25519). Its *introduction* holds both, signed with the key of its certificate. All
+introductions are the list of peers, which is fixed for the run; its digest is in every
+signature, every key and every encrypted share of the run.
+
+A round is tried under *fresh* mask keys: a mask key that becomes known, because its
+device dropped out, opens masks of that attempt alone. The roster of an attempt has the
+mask keys of those who announced one; its digest is in every mask.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from fedbudget.errors import InvalidInputError
+from fedbudget.fleet.secure import graph
+from fedbudget.fleet.secure.masks import KEY_BYTES, public_key
+from fedbudget.fleet.wire.codec import encode
+
+SIGNATURE_BYTES = 64
+
+
+class Attempt(NamedTuple):
+    """One attempt at a round of a run."""
+
+    run: bytes
+    round: int  # from 1
+    number: int  # from 1
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes that stand for it in derivations and signatures."""
+        return self.run + self.round.to_bytes(4) + self.number.to_bytes(4)
+
+
+class RunKeys:
+    """The secret keys of a device for one run."""
+
+    def __init__(self, secret: bytes) -> None:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+            Ed25519PrivateKey,
+        )
+
+        if len(secret) != 2 * KEY_BYTES:
+            raise InvalidInputError(f"the keys of a run have {2 * KEY_BYTES} bytes")
+        self.secret = secret
+        self.share_secret = secret[KEY_BYTES:]
+        self._signing = Ed25519PrivateKey.from_private_bytes(secret[:KEY_BYTES])
+
+    @classmethod
+    def generate(cls) -> "RunKeys":
+        """Return new keys from the operating system's generator."""
+        return cls(os.urandom(2 * KEY_BYTES))
+
+    def member(self, name: str) -> "Member":
+        """Return the public keys."""
+        return Member(
+            name=name,
+            verify_key=self._signing.public_key().public_bytes_raw(),
+            share_key=public_key(self.share_secret),
+        )
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the signature of 64 bytes."""
+        return self._signing.sign(data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """The public keys of one device for one run."""
+
+    name: str
+    verify_key: bytes  # Ed25519
+    share_key: bytes  # X25519
+
+    def verify(self, signature: bytes, data: bytes) -> bool:
+        """Return whether this device has signed the data."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        try:
+            key = Ed25519PublicKey.from_public_bytes(self.verify_key)
+            key.verify(signature, data)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers:
+    """The devices of a run, in a fixed order, and how they share secrets."""
+
+    run: bytes
+    members: tuple[Member, ...]
+    colluders: int  # c: devices that may be on the server's side
+    dropouts: int = 0  # expected at most, for the number of neighbours above 100
+
+    def __post_init__(self) -> None:
+        names = [member.name for member in self.members]
+        keys = {member.verify_key for member in self.members}
+        keys |= {member.share_key for member in self.members}
+        if len(set(names)) < len(names) or len(keys) < 2 * len(names):
+            raise InvalidInputError(
+                f"a name or a key is twice among {len(names)} peers: each device needs "
+                "keys of its own"
+            )
+        _ = self.neighbourhood  # refuses too few devices
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the list, of which every device must have the same."""
+        members = [[m.name, m.verify_key, m.share_key] for m in self.members]
+        plain = ["fedbudget peers 1", self.run, self.colluders, self.dropouts, members]
+        return hashlib.sha256(encode(plain)).digest()
+
+    @cached_property
+    def neighbourhood(self) -> graph.Neighbourhood:
+        """The number of neighbours and the threshold of shares."""
+        return graph.neighbourhood(
+            len(self.members), colluders=self.colluders, dropouts=self.dropouts
+        )
+
+    @cached_property
+    def neighbours(self) -> list[tuple[int, ...]]:
+        """The indices of each device's neighbours."""
+        degree = self.neighbourhood.degree
+        return graph.neighbours(len(self.members), degree, self.digest)
+
+    @property
+    def quorum(self) -> int:
+        """Confirmations that a list of answers needs before shares are revealed.
+
+        More than (n + c) / 2: two different lists would need an honest device that
+        confirmed both.
+        """
+        return (len(self.members) + self.colluders) // 2 + 1
+
+    @property
+    def least_answers(self) -> int:
+        """Devices that must stay to the end of a round, whatever the plan needs.
+
+        A quorum of them, and T besides each one of them.
+        """
+        return max(self.quorum, self.neighbourhood.threshold + 1)
+
+    def index(self, name: str) -> int:
+        """Return the index of a device.
+
+        Raises:
+            InvalidInputError: It is not among the peers.
+        """
+        for index, member in enumerate(self.members):
+            if member.name == name:
+                return index
+        raise InvalidInputError(f"{name!r} is not among the {len(self.members)} peers")
+
+
+class AnnouncedKey(NamedTuple):
+    """What a device announces for one attempt, besides encrypted shares."""
+
+    mask_key: bytes  # X25519
+    commitment: bytes  # SHA-256 of the self-mask's secret
+    signature: bytes  # of the device's run key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """The devices of an attempt, by index: the keys that masks are made of."""
+
+    peers: Peers
+    attempt: Attempt
+    keys: Mapping[int, AnnouncedKey]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the roster; it is the salt of all masks."""
+        keys = [
+            [index, key.mask_key, key.commitment]
+            for index, key in sorted(self.keys.items())
+        ]
+        plain = [
+            "fedbudget roster 1",
+            self.peers.digest,
+            self.attempt.to_bytes(),
+            keys,
+        ]
+        return hashlib.sha256(encode(plain)).digest()
+
+    def neighbours(self, index: int) -> list[int]:
+        """Return the neighbours of a device that are in this attempt."""
+        return [other for other in self.peers.neighbours[index] if other in self.keys]
+
+    def check(self) -> None:
+        """Raise unless every key is signed by its device for this attempt.
+
+        Raises:
+            InvalidInputError: A signature or an index is invalid.
+        """
+        for index, key in self.keys.items():
+            check_key(self.peers, self.attempt, index, key)
+
+
+def key_statement(
+    peers: Peers, attempt: Attempt, index: int, mask_key: bytes, commitment: bytes
+) -> bytes:
+    """Return the bytes that a device signs to announce its key."""
+    parts = (peers.digest, attempt.to_bytes(), index.to_bytes(4), mask_key, commitment)
+    return b"fedbudget mask key 1" + b"".join(parts)
+
+
+def check_key(peers: Peers, attempt: Attempt, index: int, key: AnnouncedKey) -> None:
+    """Raise unless a device signed this key for this attempt."""
+    if not 0 <= index < len(peers.members):
+        raise InvalidInputError(
+            f"device number {index} is not among the {len(peers.members)} peers"
+        )
+    member = peers.members[index]
+    statement = key_statement(peers, attempt, index, key.mask_key, key.commitment)
+    sizes = (len(key.mask_key), len(key.commitment))
+    if sizes != (KEY_BYTES, KEY_BYTES) or not member.verify(key.signature, statement):
+        raise InvalidInputError(
+            f"the mask key of {member.name!r} is not signed by it for round "
+            f"{attempt.round}, attempt {attempt.number}: somebody replaced it"
+        )
