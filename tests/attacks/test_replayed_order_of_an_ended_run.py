@@ -12,8 +12,8 @@ import pytest
 
 from fedbudget.fleet.device.process import Device
 from fedbudget.fleet.wire import topics
-from fedbudget.fleet.wire.notices import RunEnd
 from fedbudget.fleet.wire.signing import Signer
+from fedbudget.fleet.wire.withdrawals import RunEnd
 from tests.fleet.devices import SIGNER, Site, new_site
 from tests.fleet.examples import RUN, offer, order
 

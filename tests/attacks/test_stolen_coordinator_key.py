@@ -14,8 +14,8 @@ from fedbudget.errors import LedgerError
 from fedbudget.fleet.device.ledger_file import LedgerFile
 from fedbudget.fleet.device.statement import read_statement
 from fedbudget.fleet.wire.messages import Reply
-from fedbudget.fleet.wire.notices import Revocation, RunEnd
 from fedbudget.fleet.wire.signing import Signer
+from fedbudget.fleet.wire.withdrawals import Revocation, RunEnd
 from tests.fleet.devices import SIGNER, Site, new_site
 from tests.fleet.examples import RUN, offer, order
 

@@ -409,9 +409,9 @@ def test_the_end_withdraws_offers_and_orders(
     run = bytes.fromhex(again.status()["run"])
     assert set(withdrawn) == {topics.order(run), *map(topics.offer, NAMES)}
     told = [topics.order(run), *map(topics.order_again, NAMES)]
-    assert connection.notices == told
+    assert connection.ends == told
     withdraw(connection, site.checkpoints)  # stopped, and may resume
-    assert connection.notices == told
+    assert connection.ends == told
 
 
 def test_a_dead_coordinators_order_is_cleared_by_the_broker(site: Site) -> None:

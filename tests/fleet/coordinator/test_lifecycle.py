@@ -63,7 +63,7 @@ def retained_orders(fleet: TrialFleet) -> list[str]:
         ) as reader:
             assert reader.wait_connected(60) and reader.flush(60)
             while (message := reader.receive(2.0)) is not None:
-                if message.payload and topics.is_order(message.topic):
+                if message.payload and topics.content(message.topic) == "order":
                     orders.add(message.topic)
     return sorted(orders)
 

@@ -24,8 +24,8 @@ from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.transport.channel import Channel, Message
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.framing import split
-from fedbudget.fleet.wire.notices import RunEnd
 from fedbudget.fleet.wire.signing import Signer
+from fedbudget.fleet.wire.withdrawals import RunEnd
 
 CHECKPOINTS, STATUS, CANCELLED = "coordinator.sqlite", "status.json", "cancelled.json"
 _LOOK = 1.0  # seconds between two looks for a request to cancel

@@ -1,4 +1,4 @@
-"""Notices to a device: runs that have ended, and coordinators' keys that are withdrawn.
+"""Withdrawals: runs that have ended, and coordinators' keys that are withdrawn.
 
 Both are recorded in the ledger before they have an effect, and hold for ever: a
 replayed order of an ended run is refused, and a withdrawn key is not trusted again,
@@ -8,22 +8,22 @@ anything.
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
-from fedbudget.errors import LedgerError
+from fedbudget.errors import LedgerError, MessageError
 from fedbudget.fleet.device.ledger_file import LedgerFile
 from fedbudget.fleet.device.policy import OrderPolicy
-from fedbudget.fleet.wire.codec import encode
-from fedbudget.fleet.wire.notices import Revocation, RunEnd
+from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.signing import Trust
+from fedbudget.fleet.wire.withdrawals import Revocation, RunEnd
 
 _log = logging.getLogger(__name__)
 ENDED = "this run has ended"
+_MOST_BYTES = 1024  # of a withdrawal
 _MOST_ENDED = 20_000  # in one ledger; each entry is small
 
 
-class Notices:
-    """Handles notices, and knows whose orders count."""
+class Withdrawals:
+    """Handles these messages, and knows whose orders count."""
 
     def __init__(self, ledger: LedgerFile, orders: OrderPolicy) -> None:
         self._ledger, self._orders = ledger, orders
@@ -37,20 +37,19 @@ class Notices:
         self.coordinators = Trust(coordinators)
         self.anyone = Trust(dict.fromkeys((*coordinators, *recovery)))
 
-    def take(self, value: Any, key: str) -> bool:
-        """Handle a notice; return whether the message needs no other handling.
+    def take(self, body: bytes, key: str) -> bool:
+        """Handle a withdrawal; return whether the message needs no other handling.
 
         Args:
-            value: The decoded message, whose signature is verified.
+            body: Of a message whose signature is verified.
             key: That signed it.
-
-        Raises:
-            MessageError: It is a damaged notice.
         """
-        kind = value.get("kind") if isinstance(value, Mapping) else None
         try:
+            # Orders are longer: they have a model.
+            value = decode(body) if len(body) <= _MOST_BYTES else None
+            kind = value.get("kind") if isinstance(value, Mapping) else None
             if kind == Revocation.kind:
-                self._revoke(Revocation.from_value(value), key, encode(value))
+                self._revoke(Revocation.from_value(value), key, body)
                 return True
             if key not in self._orders.trusted:  # a recovery key does nothing else
                 _log.warning("a message of a recovery key is ignored")
@@ -59,9 +58,11 @@ class Notices:
                 self._end(RunEnd.from_value(value), key)
                 return True
         except LedgerError as error:
-            _log.error("a notice is not recorded: %s", error)
+            _log.error("a withdrawal is not recorded: %s", error)
             return True
-        return False
+        except MessageError as error:
+            _log.warning("a message is damaged: %s", error)
+        return key not in self._orders.trusted
 
     def _revoke(self, notice: Revocation, key: str, message: bytes) -> None:
         if key != notice.key and key not in self._orders.recovery:

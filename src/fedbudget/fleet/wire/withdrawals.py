@@ -1,4 +1,4 @@
-"""Notices: signed messages that take something back. They travel as orders do.
+"""Withdrawals: signed messages that take something back. They travel as orders do.
 
     RunEnd       coordinator -> all devices: a run is over; none of its orders is
                  carried out any more, also if somebody replays one
