@@ -366,11 +366,11 @@ class TestTheDeviceDecides:
     "plan, message",
     [
         (lambda: fb.plan(fb.Problem(num_samples=[9], dim=4), BUDGET, PRICES), "1 dev"),
-        (lambda: changed(dim=9), "rows of 9 columns, the data have 4"),
+        (lambda: changed(dim=9), "rows of 4 columns, the plan is for 9"),
         (lambda: changed(loss="huber"), "huber"),
         (
             lambda: changed(loss="softmax", num_classes=3, lipschitz=2.0),
-            "3 classes, the data have 2",
+            "2 classes, which loss 'softmax' with 3 scores",
         ),
         (
             lambda: changed(num_samples=[9999] * 4, batch_size=[9999] * 4),

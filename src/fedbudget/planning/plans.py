@@ -238,6 +238,12 @@ class Plan:
         """Refuse what the accounting of this trust and this unit does not cover."""
         one_of("trust", self.trust, TRUSTS)
         one_of("unit", self.unit, UNITS)
+        if self.unit == "device" and self.prior_mu.any():
+            raise InvalidInputError(
+                f"prior_mu is {self.prior_mu.max():g}, of a measurement that protects "
+                "one sample, and epsilon is for unit 'device': plan without private "
+                "measurements"
+            )
         if self.unit == "device" and self.sampling == "poisson":
             raise InvalidInputError(
                 "unit 'device' needs batches of a fixed size, got sampling 'poisson': "

@@ -16,6 +16,7 @@ import pytest
 import fedbudget as fb
 from fedbudget.fleet.coordinator import devices as coordinator
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator.lifecycle import withdraw
 from fedbudget.fleet.coordinator.rounds import max_distance
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
@@ -25,6 +26,7 @@ from tests.fleet.scripted import (
     NAMES,
     PLAN,
     ROUND_COST,
+    SIGNER,
     THETA,
     Script,
     Scripted,
@@ -485,9 +487,21 @@ def test_the_end_withdraws_offers_and_orders(
     again, connection = site.start()  # a kill prevented the end
     withdrawn: list[str] = []
     monkeypatch.setattr(connection, "withdraw", withdrawn.append)
-    again.finish()
+    assert site.checkpoints is not None
+    assert withdraw(connection, site.checkpoints, signer=SIGNER)
     run = bytes.fromhex(again.status()["run"])
     assert set(withdrawn) == {topics.order(run), *map(topics.offer, NAMES)}
+    told = [topics.order(run), *map(topics.order_again, NAMES)]
+    assert connection.ends == told
+    withdraw(connection, site.checkpoints)  # stopped, and may resume
+    assert connection.ends == told
+
+
+def test_a_dead_coordinators_order_is_cleared_by_the_broker(site: Site) -> None:
+    devices, connection = site.start()
+    devices.run_round(ordered())
+    run = bytes.fromhex(devices.status()["run"])
+    assert connection.wills == [topics.order(run)]
 
 
 def test_a_large_model_goes_out_and_comes_back_in_chunks(

@@ -211,20 +211,6 @@ class FleetDevices:
             status |= self.tally.summary(self.roster.online)
         return status
 
-    def finish(self) -> None:
-        """Withdraw offers and the last order: nobody is charged for them later."""
-        run = self._checkpoints.run()
-        if run is None:
-            return
-        published = set(self._channel.retained)
-        for device, payload in self._checkpoints.offers():
-            published |= {topic for topic, _ in split(topics.offer(device), payload)}
-        last_order = self._checkpoints.last_order() or b""
-        published |= {topic for topic, _ in split(topics.order(run.run), last_order)}
-        for topic in sorted(published):
-            self._channel.withdraw(topic)
-        self._channel.flush(10)
-
     def _store(self, plan: Plan) -> StoredRun:
         run = os.urandom(16)
         stored = StoredRun(
@@ -272,6 +258,9 @@ class FleetDevices:
         current = OpenRound(context, self.names, self._checkpoints, self.tally)
         # A device whose disk was full has not stored its offer.
         self._repeat(self._silence)
+        # If this coordinator dies, no device shall pay for its order; the first chunk
+        # of a long one is enough.
+        self._channel.clear_at_death(split(topics.order(self._run.run), payload)[0][0])
         self._keep(topics.order(self._run.run), payload)
         started = time.monotonic()
         self._collect(current, started, payload)

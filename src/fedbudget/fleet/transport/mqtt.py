@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 # after 1.5: a connection whose other end is gone costs less than ten seconds.
 _KEEP_ALIVE = 3
 _SETTLING = 0.3  # seconds in which a broker delivers the messages it has stored
+_FLUSH = 5.0  # seconds to send what is pending before a new connection
 _QOS = 1  # at least once: receivers recognise duplicates by their round
 
 
@@ -76,6 +77,8 @@ class Connection:
         self._nodes = deque(broker.nodes)  # the first one is in use
         self.retained: dict[str, bytes] = {}  # retained, to be published again
         self._problem, self._stopping = "", False
+        self._clears = ""  # the topic of the last will, if it removes a message
+        self._keeps_session = keeps_session
         self._client = self._new_client(will, keeps_session=keeps_session)
 
     def start(self) -> "Connection":
@@ -153,6 +156,19 @@ class Connection:
         """Remove a retained message."""
         self.retained.pop(topic, None)
         self.publish(topic, b"", retain=True)
+
+    def clear_at_death(self, topic: str) -> None:
+        """Let the broker remove a retained message if this client dies.
+
+        A last will belongs to a connection: this one ends, and a new one is made.
+        """
+        if self._clears == topic:
+            return
+        self.flush(_FLUSH)  # retained messages are published again, others are not
+        self.stop()
+        self._clears, self._stopping, self._published = topic, False, 0
+        self._client = self._new_client((topic, b""), keeps_session=self._keeps_session)
+        self.start()
 
     def reconnect(self) -> None:
         """End the connection; the next one subscribes and publishes all again."""
