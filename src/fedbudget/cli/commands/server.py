@@ -30,7 +30,9 @@ from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
     MINIMUM,
     NAME,
+    PARTICIPATION,
     PRECISION,
+    QUORUM,
     WAIT,
 )
 from fedbudget.fleet.transport.address import HOST, TLS_PORT
@@ -103,6 +105,24 @@ def run(
             rich_help_panel=RUN,
         ),
     ] = MINIMUM,
+    quorum: Annotated[
+        float,
+        typer.Option(
+            parser=parse_number,
+            help="Share of the asked devices whose answers end a round, once the "
+            "others have had as long again. 1: wait for all, until the deadline.",
+            rich_help_panel=RUN,
+        ),
+    ] = QUORUM,
+    participation: Annotated[
+        float,
+        typer.Option(
+            parser=parse_number,
+            help="Share of the devices that a round asks, by turns; the others are not "
+            "charged.",
+            rich_help_panel=RUN,
+        ),
+    ] = PARTICIPATION,
     precision: Annotated[
         str,
         typer.Option(
@@ -170,6 +190,8 @@ def run(
         wait=wait,
         deadline=deadline,
         minimum=minimum,
+        quorum=quorum,
+        participation=participation,
         precision=precision,
         dissimilarity=named_or_number(dissimilarity),
         planner=planner,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedbudget.checks import one_of, whole, within
+from fedbudget.checks import number, one_of, whole, within
 from fedbudget.data.schema import Schema
 from fedbudget.errors import RecordError
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
@@ -23,8 +23,10 @@ from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
     MINIMUM,
     NAME,
+    PARTICIPATION,
     PATIENCE,
     PRECISION,
+    QUORUM,
     WAIT,
 )
 from fedbudget.fleet.coordinator.devices import FleetDevices
@@ -71,6 +73,8 @@ class Settings:
     deadline: float = DEADLINE
     minimum: int = MINIMUM
     patience: int = PATIENCE
+    quorum: float = QUORUM
+    participation: float = PARTICIPATION
     precision: str = PRECISION
     dissimilarity: str | float = USUAL_DISSIMILARITY
     planner: str = PLANNER
@@ -82,6 +86,8 @@ class Settings:
         within("wait", self.wait, least=0)
         within("deadline", self.deadline, above=0)
         whole("minimum", self.minimum)
+        for name in ("quorum", "participation"):
+            number(name, getattr(self, name), above=0, most=1)
         if self.devices is not None:
             whole("devices", self.devices, least=self.minimum)
         if self.status_port is not None:
@@ -145,6 +151,8 @@ def run_server(
                 deadline=settings.deadline,
                 minimum=settings.minimum,
                 patience=settings.patience,
+                quorum=settings.quorum,
+                participation=settings.participation,
                 precision=settings.precision,
                 roster=roster,
             )
