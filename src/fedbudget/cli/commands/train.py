@@ -390,6 +390,7 @@ def _result(run: Run, out: str | None, seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "measured": run.measured,
         "advice": run.advice,
+        "cautions": list(run.cautions),
         "rounds_run": len(run.rounds),
         "record": out,
     }
