@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         hold_out,
         infer_schema,
         load,
+        weight_rows,
     )
     from fedbudget.estimators import (
         PrivateFederatedClassifier,
@@ -83,7 +84,7 @@ _MODULES = {
     "auditing": "Audit ClaimAudit audit",
     "budget": "Budget Prices",
     "data": "Categorical Dataset Numeric Schema from_partitions from_table hold_out "
-    "infer_schema load",
+    "infer_schema load weight_rows",
     "simulation.devices": "SimulatedDevices",
     "simulation.sweeping": "Sweep sweep",
     "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor SchemaEncoder "
@@ -163,6 +164,7 @@ __all__ = [
     "tracker",
     "train",
     "train_replanning",
+    "weight_rows",
 ]
 
 

@@ -10,6 +10,7 @@ from fedbudget.text import shown
 if TYPE_CHECKING:
     from fedbudget.data.dataset import Dataset, Part, hold_out
     from fedbudget.data.features import Categorical, Numeric
+    from fedbudget.data.row_weights import weight_rows
     from fedbudget.data.schema import Schema
     from fedbudget.data.tables import from_partitions, from_table, infer_schema
 
@@ -24,6 +25,7 @@ __all__ = [
     "hold_out",
     "infer_schema",
     "load",
+    "weight_rows",
 ]
 
 
@@ -31,6 +33,7 @@ __all__ = [
 _MODULES = {
     "dataset": "Dataset Part hold_out",
     "features": "Categorical Numeric",
+    "row_weights": "weight_rows",
     "schema": "Schema",
     "tables": "from_partitions from_table infer_schema",
 }
