@@ -330,6 +330,7 @@ class FleetDevices:
                 self._take(current, message)
         for message in batch:
             self._channel.acknowledge(message)
+        self.roster.send_notices(self._channel, self._signer)
         return True
 
     def _take(self, current: OpenRound, message: Message) -> None:
@@ -392,6 +393,7 @@ def offers_of(
                 precision=precision,
                 drift_momentum=plan.momentum if plan.drift_correction else None,
                 noise_decay=plan.noise_decay if plan.noise_decay < 1 else None,
+                index=index if (declaration.wire or 1) >= 2 else None,
             )
 
 
