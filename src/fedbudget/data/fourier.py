@@ -97,16 +97,21 @@ class Fourier:
         """Return the features of rows, shape (n, count), with a constant if wanted."""
         half = self.count // 2
         x = np.empty((len(z), self.count + intercept), dtype=np.float32)
-        share = _INTERCEPT if intercept else 0.0
-        scale = LARGEST_NORM * sqrt((1 - share) / half)
+        scale, constant = self.scales(intercept=intercept)
         for first, frequencies in self.blocks(z.shape[1]):
             last = first + len(frequencies)
             angle = z @ frequencies.T
             x[:, first:last] = scale * np.cos(angle)
             x[:, half + first : half + last] = scale * np.sin(angle)
         if intercept:
-            x[:, -1] = LARGEST_NORM * sqrt(share)
+            x[:, -1] = constant
         return x
+
+    def scales(self, *, intercept: bool) -> tuple[float, float]:
+        """Return the factor of every cosine and sine, and the value of a constant."""
+        share = _INTERCEPT if intercept else 0.0
+        each = sqrt((1 - share) / (self.count // 2))
+        return LARGEST_NORM * each, LARGEST_NORM * sqrt(share)
 
     def blocks(self, columns: int) -> Iterator[tuple[int, Matrix]]:
         """Yield the number of the first frequency of a block, and the block.

@@ -382,7 +382,8 @@ def read_schema(plain: Any, digest: Any) -> Schema | None:
 
 def schema_from_config(values: Mapping[str, Any]) -> Schema:
     """Return the schema in the values of a `fedbudget.toml`."""
-    plain = {name: values[name] for name in ("label", "features") if name in values}
+    parts = ("label", "features", "expansion")
+    plain = {name: values[name] for name in parts if name in values}
     return Schema.from_dict(
         {**plain, "intercept": values["data"].get("intercept", True)}
     )

@@ -36,6 +36,7 @@ from fedbudget.cli.options import (
     Dissimilarity,
     Donors,
     Epsilon,
+    Features,
     Label,
     LearningRate,
     LossName,
@@ -69,6 +70,7 @@ from fedbudget.cli.sources import (
     read_data,
     rows_record,
     source_of,
+    with_features,
 )
 from fedbudget.data import Dataset, hold_out
 from fedbudget.data.partitions import SEED
@@ -158,6 +160,7 @@ def train(
     schema: SchemaFile = None,
     partition: PartitionText = None,
     missing: Missing = None,
+    features: Features = None,
     communication_price: CommunicationPrice = COMMUNICATION_PRICE,
     computation_price: ComputationPrice = COMPUTATION_PRICE,
     computation_price_per_sample: SamplePrice = 0,
@@ -235,6 +238,7 @@ def train(
         dissimilarity=None if measure else dissimilarity,
         public_sample=public_sample,
         donors=donors,
+        features=features,
         seed=seed,
     )
     method: dict[str, Any] = {
@@ -247,6 +251,7 @@ def train(
         "learning_rate": learning_rate,
     }
     with progress("planning"):
+        options = with_features(options, budget, prices, **method)
         dataset, held_out = read_data(options), None
         if new_devices:
             dataset, held_out = hold_out(dataset, count=new_devices, seed=seed)
