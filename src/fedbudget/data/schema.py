@@ -126,6 +126,11 @@ class Schema:
         return tuple(kind.values) if isinstance(kind, Categorical) else None
 
     @property
+    def unit(self) -> str:
+        """The unit of the label; empty for classes, or if none is given."""
+        return self.target.unit if isinstance(self.target, Numeric) else ""
+
+    @property
     def feature_names(self) -> tuple[str, ...]:
         """The names of the encoded columns."""
         if self.expansion is None:

@@ -6,6 +6,8 @@ import fedbudget
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
+    TRUST,
+    UNIT,
     Budget,
     Prices,
 )
@@ -16,6 +18,7 @@ from fedbudget.cli.options import (
     AsJson,
     BatchSize,
     Classes,
+    Colluders,
     CommunicationPrice,
     ComputationPrice,
     Cost,
@@ -29,6 +32,7 @@ from fedbudget.cli.options import (
     Features,
     Label,
     LearningRate,
+    LeastAnswers,
     LossName,
     Missing,
     NumDevices,
@@ -39,9 +43,12 @@ from fedbudget.cli.options import (
     Samples,
     Sampling,
     SchemaFile,
+    SecureRoundPrice,
     Split,
     SplitSeed,
     Target,
+    TrustName,
+    UnitName,
     VehiclePath,
     Weights,
 )
@@ -64,6 +71,10 @@ def plan(
     epsilon: Epsilon,
     cost: Cost,
     delta: Delta = None,
+    trust: TrustName = TRUST,
+    unit: UnitName = UNIT,
+    least_answers: LeastAnswers = None,
+    colluders: Colluders = 0,
     split: Split = None,
     num_devices: NumDevices = None,
     path: VehiclePath = None,
@@ -79,6 +90,7 @@ def plan(
     communication_price: CommunicationPrice = COMMUNICATION_PRICE,
     computation_price: ComputationPrice = COMPUTATION_PRICE,
     computation_price_per_sample: SamplePrice = 0,
+    secure_round_price: SecureRoundPrice = None,
     planner: Planner = PLANNER,
     accountant: Accountant = ACCOUNTANT,
     weights: Weights = WEIGHTING,
@@ -95,11 +107,20 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Plan a run within both budgets; only the shape of the data is used."""
-    budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
+    budget = Budget(
+        epsilon=epsilon,
+        delta=delta,
+        cost=cost,
+        trust=trust,  # type: ignore[arg-type]  # checked there
+        unit=unit,  # type: ignore[arg-type]  # checked there
+        least_answers=least_answers,
+        colluders=colluders,
+    )
     prices = Prices(
         communication=communication_price,
         computation=computation_price,
         computation_per_sample=computation_price_per_sample,
+        secure_round=secure_round_price,
     )
     options = DataOptions(
         data=data,
