@@ -1,5 +1,6 @@
 """`fedbudget server`: the coordinator of a fleet."""
 
+import hashlib
 import logging
 import signal
 from pathlib import Path
@@ -300,6 +301,49 @@ def cancel(
         print_json({"folder": folder, "state": "cancelled"})
         return
     typer.echo(f"cancelled: {folder}; no order is left at the broker")
+
+
+@server.command(cls=PlainCommand)
+def withdraw(
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="The output of fedbudget certs withdraw. Required.", show_default=False
+        ),
+    ],
+    *,
+    certs: Certs,
+    host: BrokerHost = HOST,
+    port: BrokerPort = TLS_PORT,
+    as_json: AsJson = False,
+) -> None:
+    """Tell all devices that a coordinator's signing key is withdrawn for ever.
+
+    The broker keeps the message for devices that are away.
+    """
+    from fedbudget.errors import InvalidInputError, MessageError, TrainingError
+    from fedbudget.fleet.wire import topics
+    from fedbudget.fleet.wire.codec import decode
+    from fedbudget.fleet.wire.withdrawals import Revocation
+
+    try:
+        payload = Path(file).read_bytes()
+        body, _ = decode(payload)
+        key = Revocation.from_bytes(body).key
+    except (OSError, MessageError, ValueError, TypeError) as error:
+        raise InvalidInputError(
+            f"{file} is not the output of fedbudget certs withdraw: {error}"
+        ) from None
+    topic = topics.order(hashlib.sha256(key.encode()).digest()[:16])
+    with _connection(certs, host, port) as connection:
+        connection.publish(topic, payload, retain=True)
+        sent = connection.flush(30.0)
+    if not sent:
+        raise TrainingError(f"{connection.trouble or 'no answer'}: run this again")
+    if as_json:
+        print_json({"withdrawn": key})
+        return
+    typer.echo(f"withdrawn: {key}; devices refuse its orders from now on")
 
 
 def _connection(certs: str, host: str, port: int) -> "Connection":

@@ -39,6 +39,7 @@ from fedbudget.cli.options import (
     Dissimilarity,
     Donors,
     Epsilon,
+    Features,
     Label,
     LearningRate,
     LeastAnswers,
@@ -76,6 +77,7 @@ from fedbudget.cli.sources import (
     read_data,
     rows_record,
     source_of,
+    with_features,
 )
 from fedbudget.data import Dataset, hold_out
 from fedbudget.data.partitions import SEED
@@ -202,6 +204,7 @@ def train(
     schema: SchemaFile = None,
     partition: PartitionText = None,
     missing: Missing = None,
+    features: Features = None,
     communication_price: CommunicationPrice = COMMUNICATION_PRICE,
     computation_price: ComputationPrice = COMPUTATION_PRICE,
     computation_price_per_sample: SamplePrice = 0,
@@ -295,6 +298,7 @@ def train(
         dissimilarity=None if measure else dissimilarity,
         public_sample=public_sample,
         donors=donors,
+        features=features,
         seed=seed,
     )
     method: dict[str, Any] = {
@@ -307,6 +311,7 @@ def train(
         "learning_rate": learning_rate,
     }
     with progress("planning"):
+        options = with_features(options, budget, prices, **method)
         dataset, held_out = read_data(options), None
         if new_devices:
             dataset, held_out = hold_out(dataset, count=new_devices, seed=seed)
