@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedbudget.data import (
         Categorical,
         Dataset,
+        Fourier,
         Numeric,
         Schema,
         from_partitions,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         hold_out,
         infer_schema,
         load,
+        weight_rows,
     )
     from fedbudget.estimators import (
         PrivateFederatedClassifier,
@@ -82,8 +84,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "auditing": "Audit ClaimAudit audit",
     "budget": "Budget Prices",
-    "data": "Categorical Dataset Numeric Schema from_partitions from_table hold_out "
-    "infer_schema load",
+    "data": "Categorical Dataset Fourier Numeric Schema from_partitions from_table "
+    "hold_out infer_schema load weight_rows",
     "simulation.devices": "SimulatedDevices",
     "simulation.sweeping": "Sweep sweep",
     "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor SchemaEncoder "
@@ -113,6 +115,7 @@ __all__ = [
     "DataWarning",
     "Dataset",
     "FedbudgetError",
+    "Fourier",
     "Frontier",
     "InfeasibleBudgetError",
     "InvalidInputError",
@@ -163,6 +166,7 @@ __all__ = [
     "tracker",
     "train",
     "train_replanning",
+    "weight_rows",
 ]
 
 

@@ -172,6 +172,18 @@ VehiclePath: TypeAlias = Annotated[
     ),
 ]
 
+Features: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="linear; fourier or fourier:COUNT, random Fourier features of all columns "
+        "(public, from a seed; COUNT is 500 by default): a non-linear model; or auto, "
+        "whichever has the lower predicted loss. Default: those of the schema, linear "
+        "for built-in data.",
+        show_default=False,
+        rich_help_panel=PLANNING,
+    ),
+]
+
 Label: TypeAlias = Annotated[
     str | None,
     typer.Option(
