@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Fourier,
         Numeric,
         Schema,
+        Windows,
         from_partitions,
         from_table,
         hold_out,
@@ -83,8 +84,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "auditing": "Audit ClaimAudit audit",
     "budget": "Budget Prices",
-    "data": "Categorical Dataset Fourier Numeric Schema from_partitions from_table "
-    "hold_out infer_schema load",
+    "data": "Categorical Dataset Fourier Numeric Schema Windows from_partitions "
+    "from_table hold_out infer_schema load",
     "simulation.devices": "SimulatedDevices",
     "simulation.sweeping": "Sweep sweep",
     "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor SchemaEncoder "
@@ -147,6 +148,7 @@ __all__ = [
     "TrainingError",
     "TrustComparison",
     "Turns",
+    "Windows",
     "__version__",
     "audit",
     "check_pipeline",

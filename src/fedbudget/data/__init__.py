@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedbudget.data.fourier import Fourier
     from fedbudget.data.schema import Schema
     from fedbudget.data.tables import from_partitions, from_table, infer_schema
+    from fedbudget.data.windows import Windows
 
 __all__ = [
     "Categorical",
@@ -21,6 +22,7 @@ __all__ = [
     "Numeric",
     "Part",
     "Schema",
+    "Windows",
     "from_partitions",
     "from_table",
     "hold_out",
@@ -35,6 +37,7 @@ _MODULES = {
     "features": "Categorical Numeric",
     "fourier": "Fourier",
     "schema": "Schema",
+    "windows": "Windows",
     "tables": "from_partitions from_table infer_schema",
 }
 BUILT_IN = {  # names, and the split that each has by default
