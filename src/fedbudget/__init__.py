@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         hold_out,
         infer_schema,
         load,
+        weight_rows,
     )
     from fedbudget.estimators import (
         PrivateFederatedClassifier,
@@ -85,7 +86,7 @@ _MODULES = {
     "auditing": "Audit ClaimAudit audit",
     "budget": "Budget Prices",
     "data": "Categorical Dataset Fourier Numeric Schema Windows from_partitions "
-    "from_table hold_out infer_schema load",
+    "from_table hold_out infer_schema load weight_rows",
     "simulation.devices": "SimulatedDevices",
     "simulation.sweeping": "Sweep sweep",
     "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor SchemaEncoder "
@@ -167,6 +168,7 @@ __all__ = [
     "tracker",
     "train",
     "train_replanning",
+    "weight_rows",
 ]
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedbudget.data.dataset import Dataset, Part, hold_out
     from fedbudget.data.features import Categorical, Numeric
     from fedbudget.data.fourier import Fourier
+    from fedbudget.data.row_weights import weight_rows
     from fedbudget.data.schema import Schema
     from fedbudget.data.tables import from_partitions, from_table, infer_schema
     from fedbudget.data.windows import Windows
@@ -28,6 +29,7 @@ __all__ = [
     "hold_out",
     "infer_schema",
     "load",
+    "weight_rows",
 ]
 
 
@@ -36,6 +38,7 @@ _MODULES = {
     "dataset": "Dataset Part hold_out",
     "features": "Categorical Numeric",
     "fourier": "Fourier",
+    "row_weights": "weight_rows",
     "schema": "Schema",
     "windows": "Windows",
     "tables": "from_partitions from_table infer_schema",
