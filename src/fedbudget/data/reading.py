@@ -1,12 +1,21 @@
 """Read a file or a frame into columns, through a pyarrow table."""
 
+import gzip
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbudget.data.columns import FALSE, TRUE, Coded, Column, as_coded, check_name
+from fedbudget.data.columns import (
+    FALSE,
+    TRUE,
+    Coded,
+    Column,
+    as_coded,
+    check_name,
+    other_separator,
+)
 from fedbudget.errors import DataError, needed
 from fedbudget.text import counted
 
@@ -115,8 +124,10 @@ def _read_csv(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
     try:
         table = csv.read_csv(path, convert_options=options)
     except pa.ArrowInvalid:
+        _check_separator(path, _header(path))
         _check_widths(path)
         raise
+    _check_separator(path, table.column_names)
     names = table.column_names
     # Columns with empty cells are read again, to compare their texts.
     with_nulls = [n for n in text if names.count(n) == 1 and table.column(n).null_count]
@@ -132,6 +143,19 @@ def _read_csv(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
         cells = compute.if_else(empty, pa.scalar(None, pa.large_string()), cells)
         table = table.set_column(names.index(name), name, cells)
     return table
+
+
+def _header(path: Path) -> list[str]:
+    """Return the header's cells, if they were separated by commas."""
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    with opened(path, "rt", encoding="utf-8-sig", errors="replace") as file:
+        return str(file.readline()).rstrip("\r\n").split(",")
+
+
+def _check_separator(path: Path, names: Sequence[str]) -> None:
+    """Refuse a file whose cells are separated by something else than commas."""
+    if hint := other_separator(names):
+        raise DataError(f"file {str(path)!r} {hint}", argument="source")
 
 
 def _check_widths(path: Path) -> None:

@@ -26,7 +26,11 @@ from fedbudget.data.columns import (
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
 from fedbudget.data.fourier import Fourier
-from fedbudget.data.inference import MOST_NUMERIC_CLASSES, schema_from_rows
+from fedbudget.data.inference import (
+    MOST_CLASSES,
+    MOST_NUMERIC_CLASSES,
+    schema_from_rows,
+)
 from fedbudget.data.partitions import (
     SPELLINGS,
     DeviceIds,
@@ -46,6 +50,7 @@ from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.losses import Labels, Rows
 from fedbudget.text import shown
 
+_FEW_ROWS = 20  # of fewer, all may differ by chance
 _DEVICE = "fedbudget device"  # a name that no table uses
 _DROPPED = (
     "NOT covered: the numbers of rows: those with empty cells are left out "
@@ -370,6 +375,7 @@ class Draft:
     num_devices: int  # 1 without a device column
     most_rows: int  # of one device
     rows_with_gaps: int  # with an empty cell
+    left_out: Mapping[str, str]  # columns that are no features, and why
 
 
 def draft(
@@ -386,6 +392,12 @@ def draft(
     for name in drop:
         check_name(table.column_names, name)
     table = table.drop_columns(list(drop))
+    left_out = {
+        name: reason
+        for name in table.column_names
+        if name not in (label, device) and (reason := _no_feature(table, name))
+    }
+    table = table.drop_columns(list(left_out))
     with warnings.catch_warnings():  # the caller gives this warning
         warnings.simplefilter("ignore", NotPrivateWarning)
         schema = infer_schema(table, label=label, device=device)
@@ -402,7 +414,30 @@ def draft(
         num_devices=len(counts),
         most_rows=int(counts.max(initial=0)),
         rows_with_gaps=int(gaps.sum()),
+        left_out=left_out,
     )
+
+
+def _no_feature(table: Any, name: str) -> str:
+    """Return why a column cannot be a feature: a time stamp or an identifier."""
+    import pyarrow as pa
+
+    kind = table.column(name).type
+    if pa.types.is_temporal(kind):
+        return "time stamps: use its hour or weekday as columns, or order rows by it"
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
+        return f"its type is {kind}"
+    if pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return ""
+    values = read_categories(table, name).values
+    if pa.types.is_integer(kind):
+        numbers = np.sort(np.array(values, dtype=np.float64))
+        in_order = len(values) == table.num_rows and bool((np.diff(numbers) == 1).all())
+        return "it numbers the rows" if in_order and table.num_rows > _FEW_ROWS else ""
+    distinct = len(values) == table.num_rows > _FEW_ROWS
+    if distinct or len(values) > MOST_CLASSES:
+        return f"{len(values)} distinct texts, such as {values[0]!r}: an identifier"
+    return ""
 
 
 def _check_names(label: Any, device: Any) -> None:
