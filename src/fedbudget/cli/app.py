@@ -44,7 +44,8 @@ REFUSED, BAD_USAGE, STOPPED = 1, 2, 130
 
 app = typer.Typer(
     name="fedbudget",
-    help="Federated learning within two budgets: privacy and resources.",
+    help="Federated learning within two budgets: privacy and resources. Models are "
+    "linear in their features, which may be non-linear in the columns.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     cls=PlainGroup,
@@ -69,8 +70,9 @@ def start(
 
 for command in (init, measure, plan, frontier, train, sweep, report, paper, ui):
     app.command(cls=PlainCommand)(command)
-for command in (audit, export, predict, doctor, certs):
+for command in (audit, export, predict, doctor):
     app.command(cls=PlainCommand)(command)
+app.add_typer(certs, name="certs")
 app.add_typer(server, name="server")
 app.add_typer(device, name="device")
 app.add_typer(ledger, name="ledger")

@@ -220,7 +220,12 @@ def sweep(
     label = f"{len(plans)} x {seeds} runs on {kind}{dataset.name}"
     with progress(label, counter="") as bar, telling_of_compilation(bar, label):
         result = fedbudget.sweep(
-            dataset, plans, seeds=repeats, backend=backend, address=address
+            dataset,
+            plans,
+            seeds=repeats,
+            backend=backend,
+            address=address,
+            details=True,
         )
     runs = list(_runs(points, result, source))
     if out is not None:
@@ -292,6 +297,12 @@ def _plain(point: Point, result: Sweep) -> dict[str, Any]:
         | {name: getattr(point.plan, name) for name in names}
         | {"accuracy": mean, "accuracy_std": std}
         | {"loss": spread(result.measured["train_loss"][point.number])[0]}
+        | {
+            "measured": {
+                name: spread(values[point.number])[0]
+                for name, values in result.measured.items()
+            }
+        }
     )
 
 
