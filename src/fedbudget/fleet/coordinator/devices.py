@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fedbudget.checks import Array, one_of, whole, within
 from fedbudget.errors import (
@@ -34,6 +34,7 @@ from fedbudget.fleet.coordinator.rounds import (
     theta_of,
 )
 from fedbudget.fleet.coordinator.spending import Tally
+from fedbudget.fleet.coordinator.sum_rounds import grid_of_plan, terms_of_plan
 from fedbudget.fleet.transport.channel import Channel, Message
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
@@ -72,6 +73,16 @@ class Backoff:
         self._step = min(2 * self._step, self._longest)
         self.at = elapsed + self._step
         return True
+
+
+class Receiver(Protocol):
+    """What takes the messages of devices: an open round."""
+
+    def take(self, device: str, payload: bytes) -> None:
+        """Store a message, or raise a MessageError."""
+
+    def drop(self, device: str, reason: str) -> None:
+        """Count a dropped message."""
 
 
 class FleetDevices:
@@ -314,7 +325,7 @@ class FleetDevices:
             )
         return False
 
-    def _receive(self, current: OpenRound, seconds: float) -> bool:
+    def _receive(self, current: Receiver, seconds: float) -> bool:
         """Wait for a message and store all that have arrived, in one transaction.
 
         Returns whether any has arrived.
@@ -332,7 +343,7 @@ class FleetDevices:
             self._channel.acknowledge(message)
         return True
 
-    def _take(self, current: OpenRound, message: Message) -> None:
+    def _take(self, current: Receiver, message: Message) -> None:
         """Store one message, or drop it."""
         device = "(unknown)"
         try:
@@ -371,6 +382,7 @@ def offers_of(
     precision: Precision,
 ) -> Iterator[RunOffer]:
     """Yield the offers to all devices that take part in the plan."""
+    grid = grid_of_plan(plan) if plan.trust == "sum" else None
     noise_std = plan.noise_std_of(1)
     for index, declaration in enumerate(declarations):
         if plan.device_rounds[index] > 0:
@@ -392,6 +404,9 @@ def offers_of(
                 precision=precision,
                 drift_momentum=plan.momentum if plan.drift_correction else None,
                 noise_decay=plan.noise_decay if plan.noise_decay < 1 else None,
+                sum_terms=None
+                if grid is None
+                else terms_of_plan(plan, index, grid).to_bytes(),
             )
 
 

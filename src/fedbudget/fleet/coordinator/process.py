@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedbudget.budget import Budget
 from fedbudget.checks import one_of, whole, within
 from fedbudget.data.schema import Schema
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
@@ -27,6 +28,7 @@ from fedbudget.fleet.coordinator.defaults import (
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.roster import Roster, gather, plan_fleet
 from fedbudget.fleet.coordinator.status import Source, StatusServer
+from fedbudget.fleet.coordinator.sum_devices import SumDevices
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import COORDINATOR
 from fedbudget.fleet.transport.channel import Channel
@@ -36,6 +38,7 @@ from fedbudget.fleet.wire.messages import PRECISIONS, Declaration
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import PLANNERS, Plan
 from fedbudget.planning.settings import PLANNER
+from fedbudget.privacy import Trust, Unit
 from fedbudget.problem import USUAL_DISSIMILARITY, Problem
 from fedbudget.record import Record, Round, read_run
 from fedbudget.training import Run, train
@@ -62,6 +65,11 @@ class Settings:
     planner: str = PLANNER
     schema: Schema | None = None  # of the devices' tables, for users of the model
     status_port: int | None = None  # None: no status page
+    # What the coordinator sees: uploads, or only sums of uploads (secure aggregation).
+    trust: Trust = "uploads"
+    unit: Unit = "sample"  # what epsilon protects, in sums: a sample or a device
+    least_answers: int | None = None  # t; None: all devices of the plan
+    colluders: int = 0  # c
 
     def __post_init__(self) -> None:
         """Check now what would otherwise fail after the wait."""
@@ -74,7 +82,20 @@ class Settings:
             whole("status_port", self.status_port, least=0, most=65535)
         one_of("precision", self.precision, tuple(PRECISIONS))
         one_of("planner", self.planner, tuple(PLANNERS))
+        self.promise  # noqa: B018  # checks its values
         Problem(num_samples=[1], dim=1, dissimilarity=self.dissimilarity)
+
+    @property
+    def promise(self) -> dict[str, Any]:
+        """What epsilon promises, as arguments of a budget."""
+        promise = {
+            "trust": self.trust,
+            "unit": self.unit,
+            "least_answers": self.least_answers,
+            "colluders": self.colluders,
+        }
+        Budget(epsilon=1.0, cost=1.0, **promise)  # type: ignore[arg-type]
+        return promise
 
 
 def run_server(
@@ -111,7 +132,10 @@ def run_server(
             plan, declarations = _make_plan(settings, checkpoints, channel, roster)
             if settings.schema is not None:
                 plan = replace(plan, schema=settings.schema)
-            devices = FleetDevices(
+            kind, extra = FleetDevices, {}
+            if plan.trust == "sum":
+                kind, extra = SumDevices, {"authority": _authority(settings)}
+            devices = kind(
                 channel,
                 declarations,
                 signer=signer,
@@ -122,6 +146,7 @@ def run_server(
                 patience=settings.patience,
                 precision=settings.precision,
                 roster=roster,
+                **extra,
             )
             folder = settings.out / "run"
             if (folder / "model.npz").exists():
@@ -175,5 +200,14 @@ def _make_plan(
         channel, roster, count=settings.devices, seconds=settings.wait
     )
     return plan_fleet(
-        declarations, dissimilarity=settings.dissimilarity, planner=settings.planner
+        declarations,
+        dissimilarity=settings.dissimilarity,
+        planner=settings.planner,
+        promise=settings.promise,
     )
+
+
+def _authority(settings: Settings) -> Path | None:
+    """Return the authority of the fleet's certificates, if the broker needs one."""
+    identity = settings.broker.identity
+    return None if identity is None else Path(identity.ca)
