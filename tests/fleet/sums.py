@@ -15,15 +15,31 @@ import numpy as np
 
 import fedbudget as fb
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator.devices import offers_of
 from fedbudget.fleet.coordinator.sum_devices import SumDevices
 from fedbudget.fleet.demo import Terms, write_site
 from fedbudget.fleet.device.policy import read_policy
 from fedbudget.fleet.device.process import Device
 from fedbudget.fleet.device.statement import verified
+from fedbudget.fleet.secure.peers import Attempt, Member, Peers
+from fedbudget.fleet.secure.protocol import SEALED_BYTES
 from fedbudget.fleet.transport.certificates import make_certificates
 from fedbudget.fleet.transport.channel import Message
+from fedbudget.fleet.wire import secure_messages, topics
 from fedbudget.fleet.wire.codec import decode
-from fedbudget.fleet.wire.messages import Declaration
+from fedbudget.fleet.wire.messages import Declaration, Reply
+from fedbudget.fleet.wire.secure_messages import (
+    AttemptAnswers,
+    AttemptConfirmation,
+    AttemptOrder,
+    AttemptRoster,
+    Introduction,
+    PeerList,
+    RevealedShares,
+    RevealOrder,
+    pack_records,
+    unpack_records,
+)
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning.shared_noise import SumSchedule, shared_noise_plan
 
@@ -126,9 +142,7 @@ class SumFleet:
         x = rng.normal(size=(ROWS, DIM))
         x /= 1.001 * np.linalg.norm(x, axis=1, keepdims=True)
         y = (x[:, 0] > 0).astype(np.int64)
-        terms = Terms(
-            epsilon=100.0, delta=1e-4, cost=1e6, least_noise_multiplier=1e-3
-        )
+        terms = Terms(epsilon=100.0, delta=1e-4, cost=1e6, least_noise_multiplier=1e-3)
         path = write_site(
             self.folder / name, name, (x, y), terms, certs=self.certs, port=1
         )
@@ -201,3 +215,133 @@ class SumFleet:
             device.close()
         if self.checkpoints is not None:
             self.checkpoints.close()
+
+
+REPLIES = {
+    message.kind: message for message in (Reply, Introduction, *secure_messages.REPLIES)
+}
+
+
+class Hostile:
+    """A coordinator that sends devices what it likes, signed with a trusted key."""
+
+    def __init__(self, fleet: SumFleet, *, run: bytes = bytes(range(16))) -> None:
+        self.fleet, self.run_id = fleet, run
+        self.signer = Signer.read(fleet.certs / "coordinator.sign")
+        self.sent: list[Any] = []  # all that devices have sent
+        plan = fleet.plan()
+        declarations = fleet.declarations()
+        self.introductions: dict[str, Any] = {}
+        for offer in offers_of(
+            plan, declarations, run=run, name="demo", precision="float64"
+        ):
+            signed = self.signer.sign(offer)
+            for reply in self.deliver(offer.device, topics.offer(offer.device), signed):
+                if isinstance(reply, Introduction):
+                    self.introductions[offer.device] = reply
+        self.colluders = plan.colluders
+
+    def deliver(self, name: str, topic: str, payload: bytes) -> list[Any]:
+        """Return the replies of one device to any message."""
+        outgoing = self.fleet.loop.devices[name].handle(topic, payload)
+        replies = [
+            REPLIES[kind_of(item.payload)].from_bytes(item.payload) for item in outgoing
+        ]
+        self.sent += replies
+        return replies
+
+    def order(self, name: str, message: Any) -> Any:
+        """Send a signed order to one device; return its reply, or None."""
+        topic = topics.order_again(name)
+        replies = self.deliver(name, topic, self.signer.sign(message))
+        return replies[0] if replies else None
+
+    def meet(self, names: Sequence[str] | None = None) -> None:
+        """Introduce the devices to each other."""
+        for name in names or self.fleet.names:
+            assert self.order(name, self.peer_list()) is None
+
+    def peer_list(self, introductions: Sequence[Any] | None = None) -> PeerList:
+        listed = introductions or list(self.introductions.values())
+        return PeerList.of(self.run_id, listed)
+
+    @property
+    def peers(self) -> Peers:
+        members = tuple(
+            Member(name=i.device, verify_key=i.verify_key, share_key=i.share_key)
+            for i in self.introductions.values()
+        )
+        return Peers(run=self.run_id, members=members, colluders=self.colluders)
+
+    def where(self, round: int, attempt: int) -> dict[str, Any]:
+        return {"run": self.run_id, "round": round, "attempt": attempt}
+
+    def attempt(self, round: int = 1, attempt: int = 1, theta: Any = None) -> Any:
+        model = np.zeros(DIM) if theta is None else theta
+        return AttemptOrder(**self.where(round, attempt), theta=model.tobytes())
+
+    def keys(
+        self, names: Sequence[str], round: int = 1, attempt: int = 1
+    ) -> dict[str, Any]:
+        order = self.attempt(round, attempt)
+        return {name: self.order(name, order) for name in names}
+
+    def roster(self, keys: dict[str, Any], round: int = 1, attempt: int = 1) -> Any:
+        index = {name: m for m, name in enumerate(self.introductions)}
+        return AttemptRoster.of_keys(
+            Attempt(self.run_id, round, attempt),
+            {index[name]: message.key for name, message in keys.items()},
+        )
+
+    def answers(self, indices: Sequence[int], round: int = 1, attempt: int = 1) -> Any:
+        packed = b"".join(index.to_bytes(4) for index in indices)
+        return AttemptAnswers(**self.where(round, attempt), answered=packed)
+
+    def reveal(
+        self,
+        name: str,
+        keys: dict[str, Any],
+        confirmations: dict[int, bytes],
+        round: int = 1,
+        attempt: int = 1,
+    ) -> RevealOrder:
+        index = {name: m for m, name in enumerate(self.introductions)}
+        sealed = {}
+        for sender, message in keys.items():
+            records = unpack_records(message.sealed, SEALED_BYTES)
+            if index[name] in records:
+                sealed[index[sender]] = records[index[name]]
+        return RevealOrder(
+            **self.where(round, attempt),
+            device=name,
+            confirmations=pack_records(confirmations),
+            sealed=pack_records(sealed),
+        )
+
+    def up_to_uploads(self, round: int = 1, attempt: int = 1) -> Any:
+        """Run a round with all devices up to their uploads; return keys, uploads."""
+        names = self.fleet.names
+        keys = self.keys(names, round, attempt)
+        roster = self.roster(keys, round, attempt)
+        return keys, {name: self.order(name, roster) for name in names}
+
+    def confirmed(
+        self, answered: Sequence[int], round: int = 1, attempt: int = 1
+    ) -> dict[int, bytes]:
+        """Return the signatures of one list by all devices that sign it."""
+        order = self.answers(answered, round, attempt)
+        replies = [self.order(name, order) for name in self.introductions]
+        return {
+            m: reply.signature
+            for m, reply in enumerate(replies)
+            if isinstance(reply, AttemptConfirmation)
+        }
+
+    def revealed(self, name: str) -> dict[tuple[int, int], set[bytes]]:
+        """Return all shares that a device has revealed, by round and peer."""
+        shares: dict[tuple[int, int], set[bytes]] = {}
+        for message in self.sent:
+            if isinstance(message, RevealedShares) and message.device == name:
+                for peer, share in unpack_records(message.shares, 32).items():
+                    shares.setdefault((message.round, peer), set()).add(share)
+        return shares

@@ -50,7 +50,7 @@ from fedbudget.fleet.wire.messages import (
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import Plan
 from fedbudget.planning.plans import is_same_plan
-from fedbudget.privacy import Kind
+from fedbudget.privacy import Kind, Trust
 from fedbudget.training import Order, Replies
 
 _BATCH = 256  # messages stored in one transaction
@@ -102,6 +102,7 @@ class FleetDevices:
     """
 
     kind: Kind = "release"  # each device adds exact noise before it answers
+    trust: Trust = "uploads"  # what this coordinator sees
 
     def __init__(
         self,
@@ -155,6 +156,11 @@ class FleetDevices:
             RecordError: The stored run has another plan, other devices or another
                 precision.
         """
+        if plan.trust != self.trust:
+            raise InvalidInputError(
+                f"the plan has trust {plan.trust!r}, and these devices {self.trust!r}: "
+                "use SumDevices for sums, FleetDevices for uploads"
+            )
         check_fit(plan, self.declarations)
         stored = self._checkpoints.run()
         if stored is None:

@@ -50,6 +50,7 @@ from fedbudget.fleet.wire.secure_messages import (
     RevealOrder,
 )
 from fedbudget.planning import Plan
+from fedbudget.privacy import Trust
 from fedbudget.training import Order
 
 _log = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ class SumDevices(FleetDevices):
     The other arguments are those of `FleetDevices`. `deadline` is for every phase.
     """
 
+    trust: Trust = "sum"
+
     def __init__(
         self, *arguments: Any, authority: Path | None = None, **settings: Any
     ) -> None:
@@ -86,10 +89,6 @@ class SumDevices(FleetDevices):
 
     def begin(self, plan: Plan) -> None:
         """Store a run of this plan, or resume the stored one, and send the offers."""
-        if plan.trust != "sum":
-            raise InvalidInputError(
-                f"the plan has trust {plan.trust!r}, not 'sum': use FleetDevices"
-            )
         if int((plan.weights > 0).sum()) > MOST_PEERS:
             raise InvalidInputError(
                 f"{plan.num_devices} devices are above the {MOST_PEERS} of one secure "
@@ -237,6 +236,7 @@ class SumDevices(FleetDevices):
         self, attempt: SumAttempt, phase: Phase, names: set[str], order: str
     ) -> None:
         """Publish an order of an attempt to all devices, and wait for their part."""
+        self._phase = phase
         signed = attempt.sent(order)
         assert signed is not None
         self._keep(topics.order(attempt.of.run), signed)
@@ -245,6 +245,7 @@ class SumDevices(FleetDevices):
 
     def _unmasked(self, attempt: SumAttempt) -> Array | None:
         """Request the shares, and return the sum; None if it is lost."""
+        self._phase = Phase.SHARES
         names = attempt.names_of(attempt.answered)
         orders = {name: self._signer.sign(attempt.reveal_order(name)) for name in names}
         for name in sorted(names - set(attempt.received(Phase.SHARES))):
