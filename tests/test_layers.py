@@ -10,7 +10,7 @@ import fedbudget
 
 # The order of the design, lowest first; a folder counts as one unit.
 LAYERS = (
-    {"errors", "checks", "files", "text"},
+    {"errors", "checks", "files", "text", "version"},
     {"privacy", "budget", "losses"},
     {"algorithm", "data", "ledger", "problem", "public_sample"},
     {"planning", "record"},

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
+from fedbudget.errors import MessageError
 from fedbudget.fleet.coordinator import process as server
 from fedbudget.fleet.coordinator.process import Settings, run_server
-from fedbudget.fleet.coordinator.roster import compatible, plan_fleet
+from fedbudget.fleet.coordinator.roster import Roster, compatible, plan_fleet
 from fedbudget.fleet.demo import HeldPort
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.channel import Message
@@ -177,6 +178,42 @@ def test_a_strict_ledger_makes_a_strict_plan() -> None:
     assert plan_for(three()).accountant == "gdp"
     mixed = [*three()[:2], declaration(device="c", accountant="zcdp")]
     assert plan_for(mixed).accountant == "zcdp"
+
+
+def hear(roster: Roster, device: str, payload: bytes) -> None:
+    message = Message(topic=topics.declare(device), payload=payload, receiver="c")
+    assert roster.take(message)
+
+
+def test_a_device_of_an_older_release_is_left_out_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    old = declaration(device="old", wire=None, software=None, ledger=None)
+    roster, connection = Roster(), Scripted()
+    _, selected = plan_fleet([*devices(3), old], roster=roster)
+    assert [d.device for d in selected] == [d.device for d in devices(3)]
+    roster.send_notices(connection, SIGNER)
+    reason = connection.notices.pop("old")
+    assert "wire 1" in reason and f"release {fb.__version__}, wire 2" in reason
+    assert f"device old is left out: {reason}" in caplog.messages
+    assert connection.notices == {}
+
+
+def test_a_declaration_that_cannot_be_read_gets_a_notice_once() -> None:
+    roster, connection = Roster(), Scripted()
+    later = declaration(device="new").to_bytes().replace(b"av\x01", b"av\x07")
+    for _ in range(3):
+        with pytest.raises(MessageError, match="version 7 is not supported"):
+            hear(roster, "new", later)
+    with pytest.raises(MessageError):
+        hear(roster, "not a name", later)
+    roster.send_notices(connection, SIGNER)
+    assert list(connection.notices) == ["new"]
+    assert "version 7 is not supported, only 1" in connection.notices.pop("new")
+    with pytest.raises(MessageError):
+        hear(roster, "new", later)
+    roster.send_notices(connection, SIGNER)
+    assert connection.notices == {}
 
 
 def test_devices_of_another_kind_are_left_out() -> None:

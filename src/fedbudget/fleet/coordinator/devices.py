@@ -347,6 +347,7 @@ class FleetDevices:
                 self._take(current, message)
         for message in batch:
             self._channel.acknowledge(message)
+        self.roster.send_notices(self._channel, self._signer)
         return True
 
     def _take(self, current: Receiver, message: Message) -> None:
@@ -413,6 +414,7 @@ def offers_of(
                 sum_terms=None
                 if grid is None
                 else terms_of_plan(plan, index, grid).to_bytes(),
+                index=index if (declaration.wire or 1) >= 2 else None,
             )
 
 

@@ -44,6 +44,7 @@ from fedbudget.record import Record, Round, read_run
 from fedbudget.training import Run, train
 
 _log = logging.getLogger(__name__)
+_FLUSH = 5.0  # seconds for notices to be sent, if no device can take part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,8 @@ def run_server(
         channel = Connection(
             settings.broker, name=COORDINATOR, topics=topics.coordinator_reads()
         )
-    roster = Roster()
+    stored = checkpoints.run()
+    roster = Roster(() if stored is None else stored.declarations)
     devices: FleetDevices | None = None  # until the plan is made
 
     def status() -> dict[str, Any]:
@@ -129,7 +131,9 @@ def run_server(
 
     try:
         with _served(settings, status) as port, channel:
-            plan, declarations = _make_plan(settings, checkpoints, channel, roster)
+            plan, declarations = _make_plan(
+                settings, checkpoints, channel, roster, signer
+            )
             if settings.schema is not None:
                 plan = replace(plan, schema=settings.schema)
             kind, extra = FleetDevices, {}
@@ -189,6 +193,7 @@ def _make_plan(
     checkpoints: Checkpoints,
     channel: Channel,
     roster: Roster,
+    signer: Signer,
 ) -> tuple[Plan, Sequence[Declaration]]:
     """Return the plan of an interrupted run, or a new one for the declared devices."""
     stored = checkpoints.run()
@@ -197,14 +202,20 @@ def _make_plan(
         _log.info("run %s resumes after round %d", stored.name, closed)
         return Plan.from_dict(stored.plan), stored.declarations
     declarations = gather(
-        channel, roster, count=settings.devices, seconds=settings.wait
+        channel, roster, count=settings.devices, seconds=settings.wait, signer=signer
     )
-    return plan_fleet(
-        declarations,
-        dissimilarity=settings.dissimilarity,
-        planner=settings.planner,
-        promise=settings.promise,
-    )
+    try:
+        return plan_fleet(
+            declarations,
+            dissimilarity=settings.dissimilarity,
+            planner=settings.planner,
+            roster=roster,
+            promise=settings.promise,
+            schema=None if settings.schema is None else settings.schema.digest,
+        )
+    finally:
+        roster.send_notices(channel, signer)
+        channel.flush(_FLUSH)
 
 
 def _authority(settings: Settings) -> Path | None:

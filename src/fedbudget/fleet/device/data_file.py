@@ -37,6 +37,7 @@ class DeviceRows:
     rows: ExactRows
     num_classes: int  # as in a plan: 1 unless the loss is softmax
     stamp: tuple[int, int, int]  # inode, size and modification time of the file
+    schema: str | None = None  # digest; None for files of ready rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -74,18 +75,22 @@ def read_rows(policy: DataPolicy) -> DeviceRows:
     Raises:
         DataError: The file is missing, damaged, or does not match the schema.
     """
-    stamp = stamp_of(policy.file)
+    stamp, schema = stamp_of(policy.file), None
     try:
         if policy.file.suffix == ".npz":
             rows, classes = _read_npz(policy)
         else:
-            rows, classes = _read_table(policy)
+            schema = _schema_of(policy)
+            rows, classes = _read_table(policy, schema)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise DataError(
             f"data file {str(policy.file)!r} cannot be read: {error}"
         ) from None
     return DeviceRows(
-        rows=rows, num_classes=_num_classes(policy.loss, classes), stamp=stamp
+        rows=rows,
+        num_classes=_num_classes(policy.loss, classes),
+        stamp=stamp,
+        schema=None if schema is None else schema.digest,
     )
 
 
@@ -141,13 +146,17 @@ def _read_schema(source: Path | Mapping[str, Any]) -> Schema:
     return read_schema_file(source)
 
 
-def _read_table(policy: DataPolicy) -> tuple[ExactRows, int | None]:
+def _schema_of(policy: DataPolicy) -> Schema:
     assert policy.schema is not None  # checked by the policy
     schema = _read_schema(policy.schema)
     if policy.label not in (None, schema.label):
         raise DataError(
             f"label {policy.label!r} is not the schema's, {schema.label!r}: correct one"
         )
+    return schema
+
+
+def _read_table(policy: DataPolicy, schema: Schema) -> tuple[ExactRows, int | None]:
     with open_text(policy.file) as text:
         rows = ExactRows.joined(_blocks(schema, csv.reader(_complete_lines(text))))
     return rows, None if schema.classes is None else len(schema.classes)

@@ -26,6 +26,7 @@ one period, and so do its charges. Entries of releases without periods are of pe
 
 import hashlib
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -45,11 +46,12 @@ from fedbudget.fleet.device.hash_chain import (
 )
 from fedbudget.fleet.device.periods import FIRST, Period, RowRange
 from fedbudget.fleet.device.policy import BudgetPolicy
-from fedbudget.fleet.wire.messages import RunOffer
+from fedbudget.fleet.wire.messages import LEDGER_DIGITS, RunOffer
 from fedbudget.ledger import Charge, Ledger, mu_squared
 
 PRIVACY, COST = "privacy-budget", "cost-budget"  # the budget a charge overdraws
 SHARE = "share"  # evaluations would overdraw their share of the privacy budget
+_IDENTITY = b"fedbudget ledger identity 1\x00"
 
 
 class StoredAnswer(NamedTuple):
@@ -171,6 +173,7 @@ class _Memory:
     ledgers: dict[int, Ledger]  # by period
     periods: list[Period] = field(default_factory=lambda: [FIRST])
     head: Entry | None = None
+    identity: str = ""
     budget: dict[str, Any] | None = None
     data: tuple[int, str] | None = None  # last noted number of rows and fingerprint
     first_rows: int | None = None  # first noted number of rows
@@ -285,6 +288,12 @@ class LedgerFile:
             }
             self._write(database, "period", body)
             return self._memory.periods[-1]
+
+    @property
+    def identity(self) -> str:
+        """The public identity of this ledger and its copies; it reveals no entry."""
+        with self._open():
+            return self._memory.identity
 
     @property
     def data(self) -> tuple[int, str] | None:
@@ -448,7 +457,8 @@ class LedgerFile:
         for entry in entries:
             self._apply(entry)
         if not entries:
-            self._write(database, "open", {"lineage": self._lineage})
+            nonce = os.urandom(16).hex()  # two ledgers never have one identity
+            self._write(database, "open", {"lineage": self._lineage, "nonce": nonce})
         limits = {
             "epsilon": self._policy.epsilon,
             "delta": self._policy.delta,
@@ -463,6 +473,9 @@ class LedgerFile:
         """Apply an entry that is on disk to memory."""
         memory, body = self._memory, entry.body
         memory.head = entry
+        if entry.kind == "open":
+            digest = hashlib.sha256(_IDENTITY + entry.digest).hexdigest()
+            memory.identity = digest[:LEDGER_DIGITS]
         if entry.kind == "open" and body["lineage"] != self._lineage:
             raise LedgerError(
                 f"ledger {str(self._path)!r} is of the data set {body['lineage']!r}, "
