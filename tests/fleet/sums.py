@@ -87,11 +87,11 @@ class Loop:
         for outgoing in self.devices[name].handle(topic, payload):
             if self.from_device(name, kind_of(outgoing.payload), outgoing.payload):
                 self.bytes_up += len(outgoing.payload)
-                self.inbox.append(
-                    Message(
-                        topic=outgoing.topic, payload=outgoing.payload, receiver="c"
-                    )
-                )
+                self.inbox.append(self.message(name, outgoing.payload))
+
+    def message(self, name: str, payload: bytes) -> Message:
+        """Return a message of a device, as the coordinator receives it."""
+        return Message(topic=topics.reply(name), payload=payload, receiver="test")
 
     def keep(self, topic: str, payload: bytes) -> None:
         self.retained[topic] = payload

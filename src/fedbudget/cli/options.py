@@ -396,6 +396,7 @@ class DefaultGroup(PlainGroup):
 
 
 FLEET = "Fleet"
+SUMS = "Secure sums"
 Certs: TypeAlias = Annotated[
     str,
     typer.Option(

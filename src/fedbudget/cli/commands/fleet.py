@@ -16,6 +16,7 @@ from fedbudget.budget import (
 from fedbudget.cli.options import (
     BUDGETS,
     OUTPUT,
+    SUMS,
     AsJson,
     PlainCommand,
     PlainGroup,
@@ -28,6 +29,8 @@ from fedbudget.fleet.transport.address import HOST, TLS_PORT
 
 if TYPE_CHECKING:
     from fedbudget.fleet.demo import TrialFleet
+
+_DEMO_ANSWERS = 12  # in a sum, of 16 devices
 
 fleet = typer.Typer(
     help="A fleet on this machine: a broker, and a demo.",
@@ -101,6 +104,31 @@ def demo(
             rich_help_panel=BUDGETS,
         ),
     ] = FIRST_COST,
+    trust: Annotated[
+        str,
+        typer.Option(
+            metavar="uploads|sum",
+            help="What the coordinator sees: each upload, or only sums of uploads.",
+            rich_help_panel=SUMS,
+        ),
+    ] = "uploads",
+    least_answers: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_whole,
+            help="Least number of uploads in a sum. Default: 12 of the 16.",
+            show_default=False,
+            rich_help_panel=SUMS,
+        ),
+    ] = None,
+    colluders: Annotated[
+        int,
+        typer.Option(
+            parser=parse_whole,
+            help="Devices that may collude with the coordinator, in sums.",
+            rich_help_panel=SUMS,
+        ),
+    ] = 0,
     seed: Annotated[
         int, typer.Option(parser=parse_whole, help="Seed of the split of the rows.")
     ] = SEED,
@@ -127,7 +155,16 @@ def demo(
 
     if out is not None and Path(out).exists():
         raise RecordError(f"{out} exists already: choose another folder")
-    terms = Terms(epsilon=epsilon, delta=delta, cost=cost)
+    if trust == "sum" and least_answers is None:
+        least_answers = _DEMO_ANSWERS
+    terms = Terms(
+        epsilon=epsilon,
+        delta=delta,
+        cost=cost,
+        trust=trust,  # type: ignore[arg-type]  # the budget checks it
+        least_answers=least_answers,
+        colluders=colluders,
+    )
     folder = Path(out or tempfile.mkdtemp(prefix="fedbudget-fleet-"))
     with ExitStack() as stack:
         with progress("starting a broker, a coordinator and 16 devices", counter=""):

@@ -11,6 +11,7 @@ from fedbudget.cli.options import (
     FLEET,
     OUTPUT,
     RUN,
+    SUMS,
     AsJson,
     BrokerHost,
     BrokerPort,
@@ -118,6 +119,41 @@ def run(
             metavar="joint|bound|paper", help="Which planner.", rich_help_panel=RUN
         ),
     ] = PLANNER,
+    trust: Annotated[
+        str,
+        typer.Option(
+            metavar="uploads|sum",
+            help="What the coordinator sees: each upload, or only sums of uploads, in "
+            "which devices share the noise (secure aggregation).",
+            rich_help_panel=SUMS,
+        ),
+    ] = "uploads",
+    unit: Annotated[
+        str,
+        typer.Option(
+            metavar="sample|device",
+            help="What epsilon protects; device needs --trust sum.",
+            rich_help_panel=SUMS,
+        ),
+    ] = "sample",
+    least_answers: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_whole,
+            help="Least number of uploads in a sum. Default: those of all devices, "
+            "which tolerates no lost one.",
+            show_default=False,
+            rich_help_panel=SUMS,
+        ),
+    ] = None,
+    colluders: Annotated[
+        int,
+        typer.Option(
+            parser=parse_whole,
+            help="Devices that may collude with the coordinator.",
+            rich_help_panel=SUMS,
+        ),
+    ] = 0,
     schema: Annotated[
         str | None,
         typer.Option(
@@ -169,6 +205,10 @@ def run(
         planner=planner,
         schema=None if schema is None else read_schema_file(schema),
         status_port=status_port,
+        trust=trust,  # type: ignore[arg-type]  # the settings check it
+        unit=unit,  # type: ignore[arg-type]
+        least_answers=least_answers,
+        colluders=colluders,
     )
     with progress("waiting for devices", counter="") as bar, resumable(f"{out}/run"):
         trained = run_server(
