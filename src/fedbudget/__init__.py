@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedbudget.data import (
         Categorical,
         Dataset,
+        Fourier,
         Numeric,
         Schema,
         from_partitions,
@@ -82,8 +83,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "auditing": "Audit ClaimAudit audit",
     "budget": "Budget Prices",
-    "data": "Categorical Dataset Numeric Schema from_partitions from_table hold_out "
-    "infer_schema load",
+    "data": "Categorical Dataset Fourier Numeric Schema from_partitions from_table "
+    "hold_out infer_schema load",
     "simulation.devices": "SimulatedDevices",
     "simulation.sweeping": "Sweep sweep",
     "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor SchemaEncoder "
@@ -113,6 +114,7 @@ __all__ = [
     "DataWarning",
     "Dataset",
     "FedbudgetError",
+    "Fourier",
     "Frontier",
     "InfeasibleBudgetError",
     "InvalidInputError",

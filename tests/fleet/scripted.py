@@ -69,9 +69,14 @@ class Scripted(Connection):
         self.repeats: list[str] = []  # devices to which an order was sent again
         self.notices: dict[str, str] = {}  # reason by device
         self.reconnects = 0
+        self.ends: list[str] = []  # topics of signed messages that are no orders
+        self.wills: list[str] = []  # topics that a dead coordinator's broker clears
 
     def reconnect(self) -> None:
         self.reconnects += 1
+
+    def clear_at_death(self, topic: str) -> None:
+        self.wills.append(topic)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         kind, device = topics.parse(topic)
@@ -81,6 +86,9 @@ class Scripted(Connection):
         if content == "notice":
             self.notices[device] = Notice.from_bytes(decode(payload)[0]).reason
         if content != "order" or not payload:
+            return
+        if decode(decode(payload)[0])["kind"] != RoundOrder.kind:
+            self.ends.append(topic)
             return
         self.orders.append(payload)
         if kind == "offer":

@@ -100,6 +100,8 @@ class Loop:
     def withdraw(self, topic: str) -> None:
         self.retained.pop(topic, None)
 
+    def clear_at_death(self, topic: str) -> None: ...
+
     def reconnect(self) -> None: ...
 
     def flush(self, seconds: float) -> bool:

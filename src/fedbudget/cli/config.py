@@ -37,6 +37,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     _EITHER: (str, int, float),
 }
 
+_PERSONAL_BUDGETS = ("epsilon", "delta", "cost")  # may differ between devices
 # Section, key, its type, and the option that it sets ("" is none).
 _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "data": {
@@ -47,11 +48,18 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "intercept": (_TRUTH, ""),
         "public_bounds": (_TRUTH, ""),
     },
-    "budget": {name: (_NUMBER, name) for name in ("epsilon", "delta", "cost")},
+    "budget": {
+        **{name: (_NUMBER, name) for name in _PERSONAL_BUDGETS},
+        "trust": (_TEXT, "trust"),
+        "unit": (_TEXT, "unit"),
+        "least_answers": (_WHOLE, "least_answers"),
+        "colluders": (_WHOLE, "colluders"),
+    },
     "prices": {
         "communication": (_NUMBER, "communication_price"),
         "computation": (_NUMBER, "computation_price"),
         "computation_per_sample": (_NUMBER, "computation_price_per_sample"),
+        "secure_round": (_NUMBER, "secure_round_price"),
     },
     "plan": {
         "planner": (_TEXT, "planner"),
@@ -61,6 +69,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "loss": (_TEXT, "loss"),
         "l2": (_NUMBER, "l2"),
         "dissimilarity": (_EITHER, "dissimilarity"),
+        "features": (_TEXT, "features"),
         "batch_size": (_WHOLE, "batch_size"),
         "sampling": (_TEXT, "sampling"),
         "learning_rate": (_NUMBER, "learning_rate"),
@@ -74,8 +83,8 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "out": (_TEXT, "out"),
     },
 }
-_SECTIONS = (*_KEYS, "label", "features", "devices")
-_DEVICE_KEYS = (*_KEYS["budget"], *_KEYS["prices"])
+_SECTIONS = (*_KEYS, "label", "features", "expansion", "devices")
+_DEVICE_KEYS = (*_PERSONAL_BUDGETS, *_KEYS["prices"])
 _TRAIN_ONLY = ("participation", "personal", "new_devices", "measure_every", "out")
 
 # The argument that an error names (the library's or the option's), and its key.

@@ -9,15 +9,17 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbudget.data.columns import Cells, Numbers, as_coded, as_column, check_name
 from fedbudget.data.encoding import Encoding
 from fedbudget.data.features import Categorical, Feature, Numeric, first_cell
+from fedbudget.data.fourier import Fourier, parse_features
 from fedbudget.data.unit_ball import LARGEST_NORM, check_unit_ball
 from fedbudget.errors import DataError, InvalidInputError, needed
 from fedbudget.losses import Labels, Rows
@@ -25,6 +27,7 @@ from fedbudget.text import listed, shown
 
 # Rows with at most this share of non-zero entries are stored as CSR.
 SPARSE_SHARE = 0.25
+_ROWS = 1024  # that are expanded at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,7 @@ class Schema:
     label: str  # the name of the label's column
     target: Feature  # Categorical: its values are the classes; Numeric: regression
     intercept: bool = True  # add a constant column, before rows are scaled
+    expansion: Fourier | None = None  # non-linear features of all encoded columns
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -68,7 +72,7 @@ class Schema:
                     "for features only: leave it out, and drop rows without a class",
                     column=self.label,
                 )
-        names = self.feature_names
+        names = self._linear_names
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             also = ", or set intercept=False" if twice == "intercept" else ""
@@ -103,6 +107,12 @@ class Schema:
                 "true to add a constant column",
                 argument="intercept",
             )
+        if not isinstance(self.expansion, Fourier | None):
+            raise InvalidInputError(
+                f"expansion must be Fourier(...), got {shown(self.expansion)}: leave "
+                "it out for a model that is linear in the columns",
+                argument="expansion",
+            )
 
     @property
     def columns(self) -> dict[str, Feature]:
@@ -116,8 +126,21 @@ class Schema:
         return tuple(kind.values) if isinstance(kind, Categorical) else None
 
     @property
+    def unit(self) -> str:
+        """The unit of the label; empty for classes, or if none is given."""
+        return self.target.unit if isinstance(self.target, Numeric) else ""
+
+    @property
     def feature_names(self) -> tuple[str, ...]:
         """The names of the encoded columns."""
+        if self.expansion is None:
+            return self._linear_names
+        names = self.expansion.names
+        return (*names, "intercept") if self.intercept else names
+
+    @property
+    def _linear_names(self) -> tuple[str, ...]:
+        """The names of the encoded columns before an expansion."""
         names: list[str] = []
         for name, kind in self.features.items():
             if isinstance(kind, Numeric):
@@ -135,7 +158,27 @@ class Schema:
             numbers=sum(isinstance(kind, Numeric) for kind in kinds),
             categories=tuple(categories),
             intercept=self.intercept,
+            scale=None if self.expansion is None else self.expansion.scale,
         )
+
+    def with_features(self, features: "str | Fourier | None") -> Self:
+        """Return the schema with another feature step.
+
+        Args:
+            features: None or ``linear`` for none, ``fourier`` or ``fourier:COUNT`` for
+                random Fourier features of the usual scale, or a `Fourier`.
+
+        >>> label = {"name": "y", "values": ["no", "yes"]}
+        >>> schema = Schema.from_dict({"label": label, "features":
+        ...                            {"age": {"low": 0, "high": 99}}})
+        >>> schema.with_features("fourier:6").expansion
+        Fourier(count=6, scale=0.387, seed=0)
+        """
+        if isinstance(features, str):
+            count = parse_features(features)
+            scale = self.encoding.usual_scale
+            features = None if count is None else Fourier(count=count, scale=scale)
+        return replace(self, expansion=features)
 
     def encode(self, columns: Mapping[str, Cells], *, dense: bool = False) -> Rows:
         """Turn columns into rows in the unit ball; shape (n, dim), float32.
@@ -154,12 +197,28 @@ class Schema:
         square = np.full(len(encoded[0]), float(self.intercept))
         for entry in encoded:
             square += entry**2 if entry.dtype.kind == "f" else entry >= 0
+        dim = len(self._linear_names)
+        if self.expansion is not None:
+            return self._expanded(encoded, dim - self.intercept)
         scale = LARGEST_NORM / np.maximum(LARGEST_NORM, np.sqrt(square))
-        dim = len(self.feature_names)
         if dense or (len(encoded) + self.intercept) > SPARSE_SHARE * dim:
             x = self._dense(encoded, scale, dim)
         else:
             x = self._sparse(encoded, scale, dim)
+        check_unit_ball(x)  # the privacy guarantee depends on it
+        return x
+
+    def _expanded(self, encoded: list[Any], dim: int) -> Rows:
+        """Return the features of the expansion, block by block of rows."""
+        assert self.expansion is not None  # true for every caller
+        width = len(self.feature_names)
+        x = np.empty((len(encoded[0]), width), dtype=np.float32)
+        for first in range(0, len(x), _ROWS):
+            rows = slice(first, first + _ROWS)
+            part = [entry[rows] for entry in encoded]
+            z = np.zeros((len(part[0]), dim))
+            self._fill(z, part, np.ones(len(z)))
+            x[rows] = self.expansion.encode(z, intercept=self.intercept)
         check_unit_ball(x)  # the privacy guarantee depends on it
         return x
 
@@ -190,6 +249,13 @@ class Schema:
 
     def _dense(self, encoded: list[Any], scale: Numbers, dim: int) -> Rows:
         x = np.zeros((len(scale), dim), dtype=np.float32)
+        self._fill(x, encoded, scale)
+        if self.intercept:
+            x[:, -1] = scale
+        return x
+
+    def _fill(self, x: NDArray[Any], encoded: list[Any], scale: Numbers) -> None:
+        """Write the encoded columns, each row times its scale."""
         position = 0
         for entry, kind in zip(encoded, self.features.values(), strict=True):
             if isinstance(kind, Numeric):
@@ -199,9 +265,6 @@ class Schema:
                 rows = np.flatnonzero(entry >= 0)
                 x[rows, position + entry[rows]] = scale[rows]
                 position += len(kind.values)
-        if self.intercept:
-            x[:, position] = scale
-        return x
 
     def _sparse(self, encoded: list[Any], scale: Numbers, dim: int) -> Rows:
         with needed("encoding sparse rows", "scipy"):
@@ -230,6 +293,7 @@ class Schema:
             "label": {"name": self.label, **_plain(self.target)},
             "intercept": self.intercept,
             "features": {name: _plain(kind) for name, kind in self.features.items()},
+            **({} if self.expansion is None else {"expansion": self.expansion.plain}),
         }
 
     def to_json(self) -> str:
@@ -276,7 +340,8 @@ class Schema:
         >>> Schema.from_dict({"label": label, "features": features}).classes
         ('no', 'yes')
         """
-        _check_keys("not a schema", plain, ("label", "features"), ("intercept",))
+        optional = ("intercept", "expansion")
+        _check_keys("not a schema", plain, ("label", "features"), optional)
         for part in ("label", "features"):
             if not isinstance(plain[part], Mapping):
                 raise InvalidInputError(
@@ -289,7 +354,7 @@ class Schema:
                 "label's column, in quotes"
             )
         name = label.pop("name")
-        return cls(
+        schema = cls(
             label=name,
             target=_feature("label", name, label),
             features={
@@ -297,6 +362,10 @@ class Schema:
             },
             intercept=plain.get("intercept", True),
         )
+        if plain.get("expansion") is None:
+            return schema
+        usual = schema.encoding.usual_scale
+        return replace(schema, expansion=Fourier.read(plain["expansion"], usual))
 
 
 def read_schema(plain: Any, digest: Any) -> Schema | None:
@@ -318,7 +387,8 @@ def read_schema(plain: Any, digest: Any) -> Schema | None:
 
 def schema_from_config(values: Mapping[str, Any]) -> Schema:
     """Return the schema in the values of a `fedbudget.toml`."""
-    plain = {name: values[name] for name in ("label", "features") if name in values}
+    parts = ("label", "features", "expansion")
+    plain = {name: values[name] for name in parts if name in values}
     return Schema.from_dict(
         {**plain, "intercept": values["data"].get("intercept", True)}
     )

@@ -25,6 +25,7 @@ from fedbudget.data.columns import (
 )
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
+from fedbudget.data.fourier import Fourier
 from fedbudget.data.inference import MOST_NUMERIC_CLASSES, schema_from_rows
 from fedbudget.data.partitions import (
     SPELLINGS,
@@ -63,6 +64,7 @@ def from_table(
     missing: Literal["error", "drop"] = "error",
     name: str | None = None,
     intercept: bool = True,
+    features: str | Fourier | None = None,
 ) -> Dataset:
     """Make a data set from a table of one row per sample.
 
@@ -83,6 +85,8 @@ def from_table(
             cells decide the numbers of rows, with a `NotPrivateWarning`.
         name: The data set's name; by default the file's.
         intercept: Add a constant column. Ignored with a schema, which has its own.
+        features: ``linear``, ``fourier`` or ``fourier:COUNT``: the feature step, as
+            for `Schema.with_features`. By default, that of the schema.
 
     Raises:
         DataError: The table is invalid; the message names the column and the reason.
@@ -112,6 +116,8 @@ dissimilarity mild
     if schema is None:
         schema = schema_from_rows(columns, label=label, intercept=intercept)
         caveats.append(_READ_BOUNDS)
+    if features is not None:
+        schema = schema.with_features(features)
     columns = complete
     x, y = schema.encode(columns), schema.encode_label(columns[label])
     if owners is not None:

@@ -123,7 +123,8 @@ def test_the_status_is_served_before_the_first_device_connects(
             return self
 
     run_server(replace(settings, status_port=held.number), channel=Late())
-    assert statuses == [{"name": "run", "devices": []}]
+    waiting = {"state": "waiting", "name": "run", "devices": [], "declared": []}
+    assert statuses == [waiting | {"awaited": 4}]
 
 
 def test_a_completed_run_is_returned_and_not_repeated(

@@ -16,10 +16,11 @@ from fedbudget.budget import (
 from fedbudget.cli.options import (
     BUDGETS,
     OUTPUT,
-    SUMS,
     AsJson,
+    Colluders,
     PlainCommand,
     PlainGroup,
+    TrustName,
     parse_number,
     parse_whole,
 )
@@ -104,31 +105,19 @@ def demo(
             rich_help_panel=BUDGETS,
         ),
     ] = FIRST_COST,
-    trust: Annotated[
-        str,
-        typer.Option(
-            metavar="uploads|sum",
-            help="What the coordinator sees: each upload, or only sums of uploads.",
-            rich_help_panel=SUMS,
-        ),
-    ] = "uploads",
+    trust: TrustName = "uploads",
     least_answers: Annotated[
         int | None,
         typer.Option(
             parser=parse_whole,
-            help="Least number of uploads in a sum. Default: 12 of the 16.",
+            metavar="COUNT",
+            help="Answers that a sum must have to be seen, for --trust sum. Default: "
+            f"{_DEMO_ANSWERS} of the 16.",
             show_default=False,
-            rich_help_panel=SUMS,
+            rich_help_panel=BUDGETS,
         ),
     ] = None,
-    colluders: Annotated[
-        int,
-        typer.Option(
-            parser=parse_whole,
-            help="Devices that may collude with the coordinator, in sums.",
-            rich_help_panel=SUMS,
-        ),
-    ] = 0,
+    colluders: Colluders = 0,
     seed: Annotated[
         int, typer.Option(parser=parse_whole, help="Seed of the split of the rows.")
     ] = SEED,

@@ -1,9 +1,13 @@
 """`fedbudget plan`."""
 
+from typing import Any
+
 import fedbudget
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
+    TRUST,
+    UNIT,
     Budget,
     Prices,
 )
@@ -14,6 +18,7 @@ from fedbudget.cli.options import (
     AsJson,
     BatchSize,
     Classes,
+    Colluders,
     CommunicationPrice,
     ComputationPrice,
     Cost,
@@ -24,8 +29,10 @@ from fedbudget.cli.options import (
     Dissimilarity,
     Donors,
     Epsilon,
+    Features,
     Label,
     LearningRate,
+    LeastAnswers,
     LossName,
     Missing,
     NumDevices,
@@ -36,14 +43,23 @@ from fedbudget.cli.options import (
     Samples,
     Sampling,
     SchemaFile,
+    SecureRoundPrice,
     Split,
     SplitSeed,
     Target,
+    TrustName,
+    UnitName,
     VehiclePath,
     Weights,
 )
 from fedbudget.cli.output import print_json, progress
-from fedbudget.cli.sources import DataOptions, about, limits, read_source
+from fedbudget.cli.sources import (
+    DataOptions,
+    about,
+    limits,
+    read_source,
+    with_features,
+)
 from fedbudget.data.partitions import SEED
 from fedbudget.planning.settings import ACCOUNTANT, PLANNER, SAMPLING, TARGET, WEIGHTING
 
@@ -55,6 +71,10 @@ def plan(
     epsilon: Epsilon,
     cost: Cost,
     delta: Delta = None,
+    trust: TrustName = TRUST,
+    unit: UnitName = UNIT,
+    least_answers: LeastAnswers = None,
+    colluders: Colluders = 0,
     split: Split = None,
     num_devices: NumDevices = None,
     path: VehiclePath = None,
@@ -63,12 +83,14 @@ def plan(
     schema: SchemaFile = None,
     partition: PartitionText = None,
     missing: Missing = None,
+    features: Features = None,
     samples: Samples = None,
     dim: Dim = None,
     classes: Classes = None,
     communication_price: CommunicationPrice = COMMUNICATION_PRICE,
     computation_price: ComputationPrice = COMPUTATION_PRICE,
     computation_price_per_sample: SamplePrice = 0,
+    secure_round_price: SecureRoundPrice = None,
     planner: Planner = PLANNER,
     accountant: Accountant = ACCOUNTANT,
     weights: Weights = WEIGHTING,
@@ -85,11 +107,20 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Plan a run within both budgets; only the shape of the data is used."""
-    budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
+    budget = Budget(
+        epsilon=epsilon,
+        delta=delta,
+        cost=cost,
+        trust=trust,  # type: ignore[arg-type]  # checked there
+        unit=unit,  # type: ignore[arg-type]  # checked there
+        least_answers=least_answers,
+        colluders=colluders,
+    )
     prices = Prices(
         communication=communication_price,
         computation=computation_price,
         computation_per_sample=computation_price_per_sample,
+        secure_round=secure_round_price,
     )
     options = DataOptions(
         data=data,
@@ -109,23 +140,23 @@ def plan(
         dissimilarity=dissimilarity,
         public_sample=public_sample,
         donors=donors,
+        features=features,
         seed=seed,
     )
+    method: dict[str, Any] = {
+        "planner": planner,
+        "accountant": accountant,
+        "weights": weights,
+        "target": target,
+        "batch_size": batch_size,
+        "sampling": sampling,
+        "learning_rate": learning_rate,
+    }
     with progress("planning"):
+        options = with_features(options, budget, prices, **method)
         source = read_source(options)
         budget, prices = limits(options, source, budget, prices)
-        planned = fedbudget.plan(
-            source.problem,
-            budget,
-            prices,
-            planner=planner,
-            accountant=accountant,
-            weights=weights,
-            target=target,
-            batch_size=batch_size,
-            sampling=sampling,
-            learning_rate=learning_rate,
-        )
+        planned = fedbudget.plan(source.problem, budget, prices, **method)
     if as_json:
         print_json(planned.to_dict() | about(source))
         return

@@ -15,6 +15,8 @@ import fedbudget
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
+    TRUST,
+    UNIT,
     Budget,
     Prices,
 )
@@ -27,6 +29,7 @@ from fedbudget.cli.options import (
     Accountant,
     AsJson,
     BatchSize,
+    Colluders,
     CommunicationPrice,
     ComputationPrice,
     Cost,
@@ -36,8 +39,10 @@ from fedbudget.cli.options import (
     Dissimilarity,
     Donors,
     Epsilon,
+    Features,
     Label,
     LearningRate,
+    LeastAnswers,
     LossName,
     Missing,
     NumDevices,
@@ -47,8 +52,11 @@ from fedbudget.cli.options import (
     SamplePrice,
     Sampling,
     SchemaFile,
+    SecureRoundPrice,
     Split,
     Target,
+    TrustName,
+    UnitName,
     VehiclePath,
     Weights,
     parse_number,
@@ -69,6 +77,7 @@ from fedbudget.cli.sources import (
     read_data,
     rows_record,
     source_of,
+    with_features,
 )
 from fedbudget.data import Dataset, hold_out
 from fedbudget.data.partitions import SEED
@@ -93,6 +102,10 @@ def train(
     epsilon: Epsilon,
     cost: Cost,
     delta: Delta = None,
+    trust: TrustName = TRUST,
+    unit: UnitName = UNIT,
+    least_answers: LeastAnswers = None,
+    colluders: Colluders = 0,
     release: Annotated[
         bool,
         typer.Option(
@@ -158,9 +171,11 @@ def train(
     schema: SchemaFile = None,
     partition: PartitionText = None,
     missing: Missing = None,
+    features: Features = None,
     communication_price: CommunicationPrice = COMMUNICATION_PRICE,
     computation_price: ComputationPrice = COMPUTATION_PRICE,
     computation_price_per_sample: SamplePrice = 0,
+    secure_round_price: SecureRoundPrice = None,
     planner: Planner = PLANNER,
     accountant: Accountant = ACCOUNTANT,
     weights: Weights = WEIGHTING,
@@ -214,11 +229,20 @@ def train(
             participation=participation,
             new_devices=new_devices,
         )
-    budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
+    budget = Budget(
+        epsilon=epsilon,
+        delta=delta,
+        cost=cost,
+        trust=trust,  # type: ignore[arg-type]  # checked there
+        unit=unit,  # type: ignore[arg-type]  # checked there
+        least_answers=least_answers,
+        colluders=colluders,
+    )
     prices = Prices(
         communication=communication_price,
         computation=computation_price,
         computation_per_sample=computation_price_per_sample,
+        secure_round=secure_round_price,
     )
     options = DataOptions(
         data=data,
@@ -235,6 +259,7 @@ def train(
         dissimilarity=None if measure else dissimilarity,
         public_sample=public_sample,
         donors=donors,
+        features=features,
         seed=seed,
     )
     method: dict[str, Any] = {
@@ -247,6 +272,7 @@ def train(
         "learning_rate": learning_rate,
     }
     with progress("planning"):
+        options = with_features(options, budget, prices, **method)
         dataset, held_out = read_data(options), None
         if new_devices:
             dataset, held_out = hold_out(dataset, count=new_devices, seed=seed)
@@ -369,6 +395,7 @@ def _result(run: Run, out: str | None, seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "measured": run.measured,
         "advice": run.advice,
+        "cautions": list(run.cautions),
         "rounds_run": len(run.rounds),
         "record": out,
     }

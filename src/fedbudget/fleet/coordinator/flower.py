@@ -113,6 +113,9 @@ class FlowerChannel:
         for node in self._nodes.values():
             node.outbox.pop(topic, None)
 
+    def clear_at_death(self, topic: str) -> None:
+        """Do nothing: a message to a SuperNode expires after the deadline."""
+
     def reconnect(self) -> None:
         """Do nothing: every request to Flower is a call of its own."""
 

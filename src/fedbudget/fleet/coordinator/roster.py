@@ -58,6 +58,7 @@ class Roster:
     def __init__(self, declarations: Iterable[Declaration] = ()) -> None:
         self.declarations: dict[str, Declaration] = {}
         self.online: dict[str, bool] = {}
+        self.returned: set[str] = set()  # that have connected since it was cleared
         self.clones: dict[str, str] = {}  # reason by device
         self._ledgers = {d.device: d.ledger for d in declarations if d.ledger}
         self._notices: dict[str, str] = {}  # to be sent, by device
@@ -76,6 +77,8 @@ class Roster:
         online = payload == topics.ONLINE
         if self.online.get(device) != online:
             _log.info("device %s is %s", device, "online" if online else "offline")
+        if online:
+            self.returned.add(device)
         self.online[device] = online
 
     def _declare(self, device: str, payload: bytes) -> None:

@@ -94,6 +94,11 @@ class SumDevices(FleetDevices):
                 f"{plan.num_devices} devices are above the {MOST_PEERS} of one secure "
                 "sum: split the fleet"
             )
+        if self._share < 1:
+            raise InvalidInputError(
+                f"participation {self._share:g} is not for sums, which ask all devices "
+                "in every round: set it to 1"
+            )
         super().begin(plan)
         offer = RunOffer.from_bytes(decode(next(iter(self._offers.values())))[0])
         self._grid = grid_of(terms_of(offer))
@@ -106,13 +111,6 @@ class SumDevices(FleetDevices):
             "phase": None if self._phase is None else str(self._phase),
             "attempt": self._attempt,
         }
-
-    def finish(self) -> None:
-        """Withdraw offers, the list of peers and the last order."""
-        run = self._checkpoints.run()
-        if run is not None:
-            self._channel.withdraw(topics.peers(run.run))
-        super().finish()
 
     def _run_open_round(self, order: Order) -> Array:
         """Run the phases of a round, until its sum is there or lost."""
@@ -239,7 +237,10 @@ class SumDevices(FleetDevices):
         self._phase = phase
         signed = attempt.sent(order)
         assert signed is not None
-        self._keep(topics.order(attempt.of.run), signed)
+        topic = topics.order(attempt.of.run)
+        # If this coordinator dies, no device shall pay for its order.
+        self._channel.clear_at_death(split(topic, signed)[0][0])
+        self._keep(topic, signed)
         least = max(attempt.least, self.minimum if phase is Phase.KEYS else 0)
         self._wait(attempt, phase, names, least, lambda _: signed)
 

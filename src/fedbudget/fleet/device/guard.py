@@ -43,6 +43,7 @@ from fedbudget.fleet.device.periods import (
 )
 from fedbudget.fleet.device.policy import Policy, PricePolicy
 from fedbudget.fleet.device.sum_terms import check_sum
+from fedbudget.fleet.device.withdrawals import ENDED, Withdrawals
 from fedbudget.fleet.wire.messages import (
     ACCEPTED,
     ANSWERED,
@@ -56,7 +57,6 @@ from fedbudget.fleet.wire.messages import (
     theta_from_bytes,
     theta_to_bytes,
 )
-from fedbudget.fleet.wire.signing import Trust
 from fedbudget.ledger import Charge
 from fedbudget.version import __version__
 
@@ -207,7 +207,6 @@ class Guard:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._trust = Trust(policy.orders.trusted)
         self._rows: DeviceRows = read_rows(policy.data)
         self._frozen: dict[bytes, _FrozenRows] = {}
         self._waiting: OrderedDict[bytes, bytes] = OrderedDict()
@@ -215,6 +214,7 @@ class Guard:
             policy.ledger, policy.budget, lineage=policy.data.lineage
         )
         try:
+            self._withdrawals = Withdrawals(self._ledger, policy.orders)
             self._num_samples = self._declared_rows(self._rows)
             self._note_data(self._rows)
             self._renew(self._rows)
@@ -278,7 +278,7 @@ class Guard:
     def answer_offer(self, data: bytes) -> list[Reply]:
         """Join a run, or refuse; then answer an order that arrived before its offer."""
         try:
-            body, key = self._trust.open(data)
+            body, key = self._withdrawals.coordinators.open(data)
         except MessageError as error:
             _log.warning("an offer is ignored: %s", error)
             return []  # no trusted coordinator sent it
@@ -305,7 +305,9 @@ class Guard:
     def answer_order(self, data: bytes) -> list[Reply]:
         """Carry out a round, or refuse; ignore orders for other devices."""
         try:
-            body, key = self._trust.open(data)
+            body, key = self._withdrawals.anyone.open(data)
+            if self._withdrawals.take(body, key):
+                return []
         except MessageError as error:
             _log.warning("an order is ignored: %s", error)
             return []
@@ -340,7 +342,7 @@ class Guard:
     def take_notice(self, data: bytes) -> list[Reply]:
         """Log why a trusted coordinator leaves this device out."""
         try:
-            notice = Notice.from_bytes(self._trust.open(data)[0])
+            notice = Notice.from_bytes(self._withdrawals.coordinators.open(data)[0])
         except MessageError as error:
             _log.warning("a notice is ignored: %s", error)
             return []
@@ -365,6 +367,8 @@ class Guard:
         if stored is not None:
             return Reply.from_bytes(stored)
         last = self._ledger.last_round(order.run)
+        if self._ledger.has_ended(order.run, joined.key):
+            raise _Refusal("policy", ENDED)
         if order.round == last:
             raise _Refusal(
                 "already-charged", "the answer to this round was lost in a crash"
@@ -463,6 +467,8 @@ class Guard:
             return
         if offer.device != self._policy.device:
             raise _Refusal("policy", "this offer is for another device")
+        if self._ledger.has_ended(offer.run, key):
+            raise _Refusal("policy", ENDED)
         self._check_overdrafts(key, offer.run)
         if self._ledger.num_runs >= MOST_RUNS:
             raise _Refusal(

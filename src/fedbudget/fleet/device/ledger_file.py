@@ -181,6 +181,7 @@ class _Memory:
     evaluations: dict[bytes, JoinedRun] = field(default_factory=dict)
     evaluated: list[tuple[int, Charge]] = field(default_factory=list)  # by period
     revoked: set[str] = field(default_factory=set)  # coordinators' keys
+    ended: set[tuple[bytes, str]] = field(default_factory=set)  # run, coordinator's key
     overdrafts: dict[bytes, str] = field(default_factory=dict)  # run -> its budget
     last_round: dict[bytes, int] = field(default_factory=dict)
 
@@ -252,6 +253,22 @@ class LedgerFile:
         body = {"key": key, "message": message.hex()}
         with self._open() as database:
             self._write(database, "revoke", body)
+
+    def end(self, run: bytes, key: str, reason: str) -> None:
+        """Record that a coordinator has ended a run: it is never charged again."""
+        with self._open() as database:
+            self._write(database, "end", {"key": key, "reason": reason}, run=run)
+
+    def has_ended(self, run: bytes, key: str) -> bool:
+        """Return whether this coordinator has ended this run of its own."""
+        with self._open():
+            return (run, key) in self._memory.ended
+
+    @property
+    def num_ended(self) -> int:
+        """The number of runs that a coordinator has ended."""
+        with self._open():
+            return len(self._memory.ended)
 
     def renew(self, first_row: int, fingerprint: Callable[[int, int], str]) -> Period:
         """Start a new period, with a budget of its own, for the rows from here on.
@@ -499,6 +516,8 @@ class LedgerFile:
         elif entry.kind == "period":
             memory.periods.append(period_of(entry))
             memory.overdrafts.clear()  # they were of another budget
+        elif entry.kind == "end":
+            memory.ended.add((entry.run, body["key"]))
         elif entry.kind == "revoke":
             memory.revoked.add(body["key"])
         elif entry.kind == "charge":

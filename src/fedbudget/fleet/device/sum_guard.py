@@ -14,7 +14,6 @@ round. Every input is untrusted. In addition to what a guard checks, this one
     shares of each peer. What it reveals is in its ledger, on disk, before it is sent.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
@@ -30,6 +29,7 @@ from fedbudget.fleet.device.ledger_file import JoinedRun, LedgerFile
 from fedbudget.fleet.device.policy import Policy, SumPolicy
 from fedbudget.fleet.device.sum_ledger import SumLedger, SumState
 from fedbudget.fleet.device.sum_terms import grid_of, sum_charge, terms_of, upload_of
+from fedbudget.fleet.device.withdrawals import ENDED
 from fedbudget.fleet.secure import protocol, shamir
 from fedbudget.fleet.secure.introductions import checked_peers, introduce
 from fedbudget.fleet.secure.peers import SIGNATURE_BYTES, Peers, Roster, RunKeys
@@ -62,7 +62,6 @@ from fedbudget.fleet.wire.secure_messages import (
     unpack_records,
 )
 
-_log = logging.getLogger(__name__)
 SumOrder: TypeAlias = (
     PeerList | AttemptOrder | AttemptRoster | AttemptAnswers | RevealOrder
 )
@@ -130,11 +129,10 @@ class SumGuard(Guard):
     def answer_order(self, data: bytes) -> list[Message]:  # type: ignore[override]
         """Take the next step of a sum, or refuse; ignore orders for other devices."""
         try:
-            body, key = self._trust.open(data)
+            body, key = self._withdrawals.coordinators.open(data)
             order = _read_order(body)
-        except MessageError as error:
-            _log.warning("an order is ignored: %s", error)
-            return []
+        except MessageError:
+            order = None  # another kind of message, or not from a coordinator
         if order is None:
             return list(super().answer_order(data))
         number = order.round if isinstance(order, AttemptMessage) else 0
@@ -145,6 +143,8 @@ class SumGuard(Guard):
                 return []
             if joined.key != key:
                 raise _Refusal("untrusted", "another coordinator signed the offer")
+            if self._ledger.has_ended(order.run, key):
+                raise _Refusal("policy", ENDED)
             if isinstance(order, PeerList):
                 return self._meet(order, body, joined)
             return self._step(order, data, joined)
