@@ -40,11 +40,13 @@ if TYPE_CHECKING:
         Fourier,
         Numeric,
         Schema,
+        Windows,
         from_partitions,
         from_table,
         hold_out,
         infer_schema,
         load,
+        weight_rows,
     )
     from fedbudget.estimators import (
         PrivateFederatedClassifier,
@@ -83,8 +85,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "auditing": "Audit ClaimAudit audit",
     "budget": "Budget Prices",
-    "data": "Categorical Dataset Fourier Numeric Schema from_partitions from_table "
-    "hold_out infer_schema load",
+    "data": "Categorical Dataset Fourier Numeric Schema Windows from_partitions "
+    "from_table hold_out infer_schema load weight_rows",
     "simulation.devices": "SimulatedDevices",
     "simulation.sweeping": "Sweep sweep",
     "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor SchemaEncoder "
@@ -147,6 +149,7 @@ __all__ = [
     "TrainingError",
     "TrustComparison",
     "Turns",
+    "Windows",
     "__version__",
     "audit",
     "check_pipeline",
@@ -165,6 +168,7 @@ __all__ = [
     "tracker",
     "train",
     "train_replanning",
+    "weight_rows",
 ]
 
 

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from fedbudget.data.dataset import Dataset, Part, hold_out
     from fedbudget.data.features import Categorical, Numeric
     from fedbudget.data.fourier import Fourier
+    from fedbudget.data.row_weights import weight_rows
     from fedbudget.data.schema import Schema
     from fedbudget.data.tables import from_partitions, from_table, infer_schema
+    from fedbudget.data.windows import Windows
 
 __all__ = [
     "Categorical",
@@ -21,11 +23,13 @@ __all__ = [
     "Numeric",
     "Part",
     "Schema",
+    "Windows",
     "from_partitions",
     "from_table",
     "hold_out",
     "infer_schema",
     "load",
+    "weight_rows",
 ]
 
 
@@ -34,7 +38,9 @@ _MODULES = {
     "dataset": "Dataset Part hold_out",
     "features": "Categorical Numeric",
     "fourier": "Fourier",
+    "row_weights": "weight_rows",
     "schema": "Schema",
+    "windows": "Windows",
     "tables": "from_partitions from_table infer_schema",
 }
 BUILT_IN = {  # names, and the split that each has by default

@@ -31,6 +31,7 @@ from fedbudget.fleet.coordinator.defaults import (
     WAIT,
 )
 from fedbudget.fleet.coordinator.devices import FleetDevices
+from fedbudget.fleet.coordinator.evaluation import with_reserve
 from fedbudget.fleet.coordinator.lifecycle import (
     CHECKPOINTS,
     CancelledError,
@@ -88,10 +89,12 @@ class Settings:
     unit: Unit = "sample"  # what epsilon protects, in sums: a sample or a device
     least_answers: int | None = None  # t; None: all devices of the plan
     colluders: int = 0  # c
+    evaluation: float = 0.0  # epsilon that plans leave for an evaluation; 0: none
 
     def __post_init__(self) -> None:
         """Check now what would otherwise fail after the wait."""
         within("wait", self.wait, least=0)
+        within("evaluation", self.evaluation, least=0)
         within("deadline", self.deadline, above=0)
         whole("minimum", self.minimum)
         for name in ("quorum", "participation"):
@@ -289,8 +292,11 @@ def _make_plan(
     declarations = gather(
         channel, roster, count=settings.devices, seconds=settings.wait, signer=signer
     )
+    by_name = {declaration.device: declaration for declaration in declarations}
+    if settings.evaluation > 0:
+        declarations = [with_reserve(d, settings.evaluation) for d in declarations]
     try:
-        return plan_fleet(
+        plan, selected = plan_fleet(
             declarations,
             dissimilarity=settings.dissimilarity,
             planner=settings.planner,
@@ -298,6 +304,7 @@ def _make_plan(
             promise=settings.promise,
             schema=None if settings.schema is None else settings.schema.digest,
         )
+        return plan, [by_name[declaration.device] for declaration in selected]
     finally:
         roster.send_notices(channel, signer)
         channel.flush(_FLUSH)
