@@ -190,12 +190,11 @@ def run(
     device is charged twice.
     """
     from fedbudget.fleet.coordinator.process import Settings, run_server
+    from fedbudget.fleet.logs import start_logging
     from fedbudget.fleet.transport.address import BrokerAddress
     from fedbudget.fleet.transport.certificates import COORDINATOR, identity_of
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s: %(message)s"
-    )
+    start_logging()
     settings = Settings(
         out=Path(out),
         broker=BrokerAddress(
@@ -474,5 +473,14 @@ def _show_round(bar: Bar, latest: Round) -> None:
         counted(len(latest.refused), "refusal"),
         "none" if epsilon is None else rounded_up(epsilon),
         cost or 0.0,
+        extra={
+            "facts": {
+                "round": latest.number,
+                "answers": latest.answered,
+                "refusals": latest.refused,
+                "epsilon": epsilon,
+                "cost": cost,
+            }
+        },
     )
     bar.show(f"round {latest.number}", done=latest.number)

@@ -20,6 +20,7 @@ the file grows by the refusals and late answers alone, and by one bit per device
 """
 
 import json
+import os
 import sqlite3
 import zlib
 from collections import Counter
@@ -161,7 +162,9 @@ class Checkpoints:
         self.path = Path(path)
         self._names: tuple[str, ...] | None = None
         with self._record_errors():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Answers of devices are for the coordinator alone until they are averaged.
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
             self._database = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=1.0
             )

@@ -567,7 +567,14 @@ class Guard:
         self._ledger.note_data(count, fingerprint, continues=continues)
 
     def _refused(self, run: bytes, round: int, refusal: _Refusal) -> Reply:
-        _log.warning("round %d is refused, %s: %s", round, refusal.code, refusal)
+        facts = {"run": run.hex(), "round": round, "code": refusal.code}
+        _log.warning(
+            "round %d is refused, %s: %s",
+            round,
+            refusal.code,
+            refusal,
+            extra={"facts": facts | {"reason": refusal.reason}},
+        )
         return Reply(
             device=self._policy.device,
             run=run,

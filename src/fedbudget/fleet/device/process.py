@@ -14,6 +14,7 @@ from fedbudget.errors import InvalidInputError, LedgerError, MessageError
 from fedbudget.fleet.device.guard import Guard
 from fedbudget.fleet.device.policy import Policy, read_policy
 from fedbudget.fleet.device.unix_socket import serve_socket
+from fedbudget.fleet.logs import start_logging
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
@@ -185,7 +186,7 @@ def run_device(policy_path: str) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    start_logging()
     device = Device(policy)
     _trim_memory()
     try:
