@@ -18,8 +18,12 @@ from fedbudget.cli.options import (
     BrokerHost,
     BrokerPort,
     Certs,
+    Colluders,
     DefaultGroup,
+    LeastAnswers,
     PlainCommand,
+    TrustName,
+    UnitName,
     parse_number,
     parse_whole,
 )
@@ -144,6 +148,10 @@ def run(
             metavar="joint|bound|paper", help="Which planner.", rich_help_panel=RUN
         ),
     ] = PLANNER,
+    trust: TrustName = "uploads",
+    unit: UnitName = "sample",
+    least_answers: LeastAnswers = None,
+    colluders: Colluders = 0,
     schema: Annotated[
         str | None,
         typer.Option(
@@ -205,6 +213,10 @@ def run(
         planner=planner,
         schema=None if schema is None else read_schema_file(schema),
         status_port=status_port,
+        trust=trust,  # type: ignore[arg-type]  # the settings check it
+        unit=unit,  # type: ignore[arg-type]
+        least_answers=least_answers,
+        colluders=colluders,
         evaluation=evaluation,
     )
     # A service is stopped by SIGTERM: then, too, the order is withdrawn.

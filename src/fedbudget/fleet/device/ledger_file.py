@@ -598,8 +598,12 @@ class LedgerFile:
         round: int = 0,
         counted: bool = False,
         answer: StoredAnswer | None = None,
+        also: Callable[[sqlite3.Connection], None] | None = None,
     ) -> None:
-        """Append an entry; when this returns, it and its anchor are on disk."""
+        """Append an entry; when this returns, it and its anchor are on disk.
+
+        `also` writes in the same transaction.
+        """
         # The time is for the owner; the program never reads it.
         dated = {**body, "at": int(time.time())}
         database.execute("BEGIN IMMEDIATE")
@@ -613,6 +617,8 @@ class LedgerFile:
         )
         if answer is not None:
             _put_answer(database, run, answer)
+        if also is not None:
+            also(database)
         database.execute("COMMIT")
         self._anchor.write(head)
         self._apply(head, counted=counted)

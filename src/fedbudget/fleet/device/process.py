@@ -19,11 +19,23 @@ from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.framing import Joiner, Outgoing, split
+from fedbudget.fleet.wire.secure_messages import MOST_PEERS
 
 _log = logging.getLogger(__name__)
 
 _SENDERS = 4  # topics with incomplete messages at a time
 _OVERHEAD = 4096  # bytes of the largest message besides the model
+_PEER = 1536  # bytes of a peer in a list: its certificate, keys and signature
+
+
+def guard_of(policy: Policy) -> Guard:
+    """Return the guard of a device, which takes part in sums if its owner says so."""
+    if policy.sums is None:
+        return Guard(policy)
+    # Imported late: other devices save the memory.
+    from fedbudget.fleet.device.sum_guard import SumGuard
+
+    return SumGuard(policy)
 
 
 class Device:
@@ -33,8 +45,10 @@ class Device:
 
     def __init__(self, policy: Policy) -> None:
         self.name, self.availability = policy.device, policy.availability
-        self._guard = Guard(policy)
+        self._guard = guard_of(policy)
         largest = 8 * self._guard.num_params + _OVERHEAD
+        if policy.sums is not None:
+            largest += MOST_PEERS * _PEER
         self._joiner = Joiner(max_bytes=largest, max_senders=_SENDERS)
         self.most_bytes = 2 * largest  # of a parcel: an offer and an order
 
