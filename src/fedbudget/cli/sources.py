@@ -25,7 +25,7 @@ MAX_DEVICES = 10_000_000  # a few GB of memory
 
 # The options of each kind of data; any other combination is an error.
 _BY_NAME = ("split", "num_devices", "path")
-_TABLE = ("label", "device", "schema", "partition", "missing")
+_TABLE = ("label", "device", "schema", "partition", "missing", "order")
 _SHAPE = ("samples", "dim", "classes")
 _MEASURED = ("public_sample", "donors")
 
@@ -43,6 +43,7 @@ class DataOptions:
     schema: str | None = None  # the path of the config, if there is one
     partition: str | None = None
     missing: str | None = None
+    order: str | None = None
     samples: str | None = None
     dim: int | None = None
     classes: int | None = None
@@ -283,6 +284,7 @@ def _table(options: DataOptions, path: str) -> Dataset:
         seed=options.seed,
         missing=options.missing or "error",  # type: ignore[arg-type]  # checked there
         features=options.features,
+        order=options.order,
     )
     if str(options.schema).endswith(".toml"):
         more = read_config(str(options.schema)).caveats

@@ -268,6 +268,29 @@ def read_devices(table: Any, name: str) -> Coded:
     return Coded(codes=rank[coded.codes], values=tuple(values[j] for j in order))
 
 
+def read_times(table: Any, name: str) -> Any:
+    """Return a column by which rows can be sorted: times, numbers or texts.
+
+    >>> read_times(read_table({"t": ["b", "a"]}), "t").tolist()
+    [1, 0]
+    """
+    import pyarrow as pa
+
+    check_name(table.column_names, name)
+    array = _plain(table.column(name))
+    if array.null_count:
+        raise DataError(
+            f"column {name!r} has {array.null_count} empty cells, and orders the rows: "
+            "fill them",
+            column=name,
+        )
+    if pa.types.is_temporal(array.type):
+        width = pa.int32() if array.type.bit_width == 32 else pa.int64()
+        return array.cast(width).to_numpy(zero_copy_only=False)
+    column = read_column(table, name)
+    return column.codes if isinstance(column, Coded) else column
+
+
 def read_label(table: Any, name: str, *, most_classes: int) -> Column:
     """Return a label column: exact classes if it has few distinct whole numbers.
 

@@ -43,6 +43,7 @@ from fedbudget.data.reading import (
     read_devices,
     read_label,
     read_table,
+    read_times,
 )
 from fedbudget.data.schema import Schema
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
@@ -70,6 +71,7 @@ def from_table(
     name: str | None = None,
     intercept: bool = True,
     features: str | Fourier | None = None,
+    order: str | None = None,
 ) -> Dataset:
     """Make a data set from a table of one row per sample.
 
@@ -92,6 +94,9 @@ def from_table(
         intercept: Add a constant column. Ignored with a schema, which has its own.
         features: ``linear``, ``fourier`` or ``fourier:COUNT``: the feature step, as
             for `Schema.with_features`. By default, that of the schema.
+        order: A column of the time, which is public: the last tenth of each device's
+            time is the test part, the tenth before it the validation part. By
+            default, the parts are drawn; with windows they are always ordered.
 
     Raises:
         DataError: The table is invalid; the message names the column and the reason.
@@ -123,14 +128,21 @@ dissimilarity mild
         caveats.append(_READ_BOUNDS)
     if features is not None:
         schema = schema.with_features(features)
-    columns = complete
+    columns, ordered = complete, order is not None or schema.windows is not None
+    if ordered:
+        if schema.windows is not None and order is None:
+            order = schema.windows.order
+        check_ordered(schema, owners, drop=missing == "drop")
+        columns, owners = _in_order(table, columns, owners, schema, order)
     x, y = schema.encode(columns), schema.encode_label(columns[label])
     if owners is not None:
         ids, names = np.asarray(owners.codes), owners.values
     else:
         ids = _device_ids(division, y, seed)
         names = tuple(map(str, range(division.num_devices)))
-    train, validation, test = split_rows(x, y, ids, num_devices=len(names), seed=seed)
+    train, validation, test = split_rows(
+        x, y, ids, num_devices=len(names), seed=seed, ordered=ordered
+    )
     return Dataset(
         name=name or _name_of(source),
         train=train,
@@ -143,6 +155,63 @@ dissimilarity mild
         caveats=tuple(caveats),
         schema=schema,
     )
+
+
+def check_ordered(schema: Schema, owners: Coded | None, *, drop: bool) -> None:
+    """Refuse what windows or an order do not go with."""
+    if owners is None:
+        raise InvalidInputError(
+            "windows and order need the devices of the rows: name their column with "
+            "device=, for a partition would mix the readings of several devices",
+            argument="device",
+        )
+    if drop and schema.windows is not None:
+        raise InvalidInputError(
+            "missing='drop' does not go with windows: one dropped reading would move "
+            "all later ones to other windows, and one window is what is protected; set "
+            "missing= for the column in the schema",
+            argument="missing",
+        )
+
+
+def _in_order(
+    table: Any,
+    columns: dict[str, Column],
+    owners: Coded | None,
+    schema: Schema,
+    order: str | None,
+) -> tuple[dict[str, Column], Coded]:
+    """Return the rows by device and time; of windows, whole ones, with their owners."""
+    assert owners is not None  # checked by the caller
+    codes = np.asarray(owners.codes, dtype=np.int64)
+    times = None if order is None else read_times(table, order)
+    if times is not None and len(times) != len(codes):
+        raise InvalidInputError(
+            "missing='drop' does not go with order: fill the empty cells, or set "
+            "missing= in a schema",
+            argument="missing",
+        )
+    if schema.windows is None:
+        rows = np.lexsort((codes,) if times is None else (times, codes))
+        ends = codes[rows]
+    else:
+        rows = schema.windows.arranged(codes, times)
+        ends = codes[rows][:: schema.windows.length]
+        counts = np.bincount(ends, minlength=len(owners.values))
+        if not counts.all():
+            name = owners.values[int(np.argmin(counts))]
+            raise DataError(
+                f"device {name!r} has fewer than {schema.windows.length} readings, a "
+                "window: leave it out, or shorten the windows",
+                argument="windows",
+            )
+    taken: dict[str, Column] = {
+        name: Coded(codes=c.codes[rows], values=c.values)
+        if isinstance(c, Coded)
+        else c[rows]
+        for name, c in columns.items()
+    }
+    return taken, Coded(codes=ends, values=owners.values)
 
 
 def _warned_caveats(division: Partition, *, drop: bool) -> list[str]:
