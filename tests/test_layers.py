@@ -10,8 +10,8 @@ import fedbudget
 
 # The order of the design, lowest first; a folder counts as one unit.
 LAYERS = (
-    {"errors", "checks", "files", "text"},
-    {"privacy", "budget", "losses"},
+    {"errors", "checks", "files", "text", "version"},
+    {"privacy", "budget", "losses", "metrics"},
     {"algorithm", "data", "ledger", "problem", "public_sample"},
     {"planning", "record"},
     {"training"},

@@ -83,6 +83,9 @@ class Scripted:
     def measure(self, theta: np.ndarray) -> dict[str, float]:
         return {"train_loss": float(theta[0])}
 
+    def measure_details(self, theta: np.ndarray) -> dict[str, float]:
+        return {"test_auc": float(theta[0])}
+
     def measure_personal(self, theta: np.ndarray) -> dict[str, float]:
         return {"personal_train_loss": float(theta[0])}
 
@@ -366,10 +369,10 @@ class TestTheDeviceDecides:
     "plan, message",
     [
         (lambda: fb.plan(fb.Problem(num_samples=[9], dim=4), BUDGET, PRICES), "1 dev"),
-        (lambda: changed(dim=9), "rows of 9 columns, the data have 4"),
-        (lambda: changed(loss="huber"), "huber"),
+        (lambda: changed(dim=9, schema=None), "rows of 9 columns, the data have 4"),
+        (lambda: changed(loss="huber", schema=None), "huber"),
         (
-            lambda: changed(loss="softmax", num_classes=3, lipschitz=2.0),
+            lambda: changed(loss="softmax", num_classes=3, lipschitz=2.0, schema=None),
             "3 classes, the data have 2",
         ),
         (

@@ -39,7 +39,7 @@ from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
-from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder
+from fedbudget.fleet.wire.messages import WIRE, Declaration, Reply, RoundOrder
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.training import Order
 
@@ -63,6 +63,7 @@ def declaration(name: str) -> Declaration:
         computation_price=1.0,
         accountant="gdp",
         least_noise_multiplier=1.0,
+        wire=WIRE,
     )
 
 

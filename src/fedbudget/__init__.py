@@ -29,6 +29,7 @@ from fedbudget.errors import (
     RecordError,
     TrainingError,
 )
+from fedbudget.version import __version__
 
 if TYPE_CHECKING:
     from fedbudget.auditing import Audit, ClaimAudit, audit
@@ -75,8 +76,6 @@ if TYPE_CHECKING:
     from fedbudget.simulation.sweeping import Sweep, sweep
     from fedbudget.trackers import tracker
     from fedbudget.training import Run, train
-
-__version__ = "0.1.0"
 
 # The module of each other name. It is imported on first use: a device has little memory
 # and must not load planning or simulation.

@@ -20,6 +20,8 @@ DELTA = 1e-4  # the paper's; no larger one is planned
 COMMUNICATION_PRICE, COMPUTATION_PRICE = 100, 1  # of a round, of a step; the paper's
 # Initial values in new configs, demos, UI pages and estimators; there is no default.
 FIRST_EPSILON, FIRST_COST = 4.0, 1000.0
+TRUST: Trust = "uploads"
+UNIT: Unit = "sample"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,8 +43,8 @@ class Budget:
     cost: PerDevice  # in the unit of the prices
     # What the server sees: every upload, or only sums of uploads (secure aggregation),
     # in which devices share the noise.
-    trust: Trust = "uploads"
-    unit: Unit = "sample"  # what epsilon protects: a sample, or all samples of a device
+    trust: Trust = TRUST
+    unit: Unit = UNIT  # what epsilon protects: a sample, or all samples of a device
     # t: a sum of fewer answers is never seen. None: of all devices that take part: it
     # needs the least noise, and tolerates no lost answer. Only with trust "sum".
     least_answers: int | None = None

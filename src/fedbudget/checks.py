@@ -151,11 +151,11 @@ def one_of(name: str, value: Any, options: Collection[str]) -> str:
 
 
 @_adds_argument
-def text(name: str, value: Any) -> str:
+def text(name: str, value: Any, *, most: int = MAX_TEXT) -> str:
     """Return the value if it is a short text on one line."""
-    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+    if not isinstance(value, str) or len(value) > most or not value.isprintable():
         raise InvalidInputError(
-            f"{name} must be a printable text of at most {MAX_TEXT} characters, "
+            f"{name} must be a printable text of at most {most} characters, "
             f"got {shown(value)}"
         )
     return value

@@ -17,6 +17,7 @@ from fedbudget.algorithm import Server, State
 from fedbudget.checks import Array, whole
 from fedbudget.errors import InvalidInputError, TrainingError
 from fedbudget.ledger import Bools
+from fedbudget.metrics import cautions
 from fedbudget.planning import Plan
 from fedbudget.planning.advice import advice_of
 from fedbudget.planning.plans import NOT_PRIVATE
@@ -100,6 +101,10 @@ class Measures(Protocol):
         """Return losses and accuracies of a model."""
         ...
 
+    def measure_details(self, theta: Array) -> dict[str, float]:
+        """Return metrics beyond loss and accuracy, for the last model of a run."""
+        ...
+
     def measure_personal(self, theta: Array) -> dict[str, float]:
         """Return those of the personal models, adapted to each device's rows."""
         ...
@@ -159,6 +164,11 @@ class Run:
     def measured(self) -> dict[str, float]:
         """Losses and accuracies of the released model; not private."""
         return dict(self.rounds[-1].measured)
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What the measurements warn of, in words; not private."""
+        return cautions(self.measured)
 
     @property
     def advice(self) -> str:
@@ -372,6 +382,8 @@ class _Measuring:
         if self._devices is None or not due:
             return latest
         measured = self._devices.measure(theta)
+        if last or stopped:
+            measured = measured | self._devices.measure_details(theta)
         if last and self._personal:
             measured = measured | self._devices.measure_personal(theta)
         return replace(latest, measured=measured)

@@ -94,8 +94,9 @@ def test_a_limit_that_the_owner_raised_holds_in_the_last_round(site: Site) -> No
 
 
 @pytest.mark.parametrize("decay", [float("nan"), 0.0, -0.5, 1.0, 1.5, float("inf")])
-def test_an_invalid_decay_is_ignored(site: Site, decay: float) -> None:
-    assert signed_with(site.guard, SIGNER, decay) == []
+def test_an_invalid_decay_is_refused(site: Site, decay: float) -> None:
+    (reply,) = signed_with(site.guard, SIGNER, decay)
+    assert reply.code == "unsupported"
     assert site.guard.answer_order(SIGNER.sign(order())) == []
     assert site.spent == (0.0, 0.0)
 

@@ -92,3 +92,13 @@ def test_the_bound_against_jax_privacy() -> None:
     theirs = auditor.epsilon_clopper_pearson(1e-3, DELTA)
     ours = lower_bounds(trials, delta=DELTA, error=1e-3).free
     assert ours == pytest.approx(theirs, rel=0.3)
+
+
+@pytest.mark.parametrize("distance", [-40.0, 0.0, 40.0])
+def test_thresholds_that_no_trial_reaches_are_no_error(distance: float) -> None:
+    # Few trials far apart: expected counts are as small as 1e-309.
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(2, 10))
+    trials = Trials(first=first + distance, second=second)
+    bounds = lower_bounds(trials, delta=1e-5, error=1e-8)
+    assert 0 <= bounds.free < np.log(10)

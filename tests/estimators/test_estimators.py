@@ -288,3 +288,47 @@ def test_without_scikit_learn_one_line_says_what_to_install() -> None:
     )
     result = run_python(code)
     assert "needs scikit-learn, which is not installed" in result.out
+
+
+def test_sums_and_units_are_those_of_the_budget() -> None:
+    groups = np.arange(1200) % 40
+    shared = {"epsilon": 0.5, "trust": "sum", "least_answers": 30, "colluders": 2}
+    for state in (0, None):
+        model = classifier(**shared, random_state=state).fit(X, Y, groups=groups)
+        plan = model.plan_
+        assert (plan.trust, plan.least_answers, plan.colluders) == ("sum", 30, 2)
+        assert model.kind_ == ("release" if state is None else "simulation")
+        for words in ("up to 2 colluding devices", "at least 30 answers", "alone,"):
+            assert words in model.privacy_statement_
+    own = classifier(epsilon=0.5).fit(X, Y, groups=groups)
+    shares = classifier(epsilon=0.5, trust="sum").fit(X, Y, groups=groups)
+    assert shares.score(X, Y) > own.score(X, Y) + 0.02
+    whole = classifier(epsilon=8, trust="sum", unit="device", random_state=None)
+    whole.fit(X, Y, groups=groups)
+    assert "for one device (replace all samples" in whole.privacy_statement_
+
+
+def test_regressors_share_noise_too() -> None:
+    target = X @ [1.0, -2.0, 1.0, 0.0]
+    settings: dict[str, Any] = {"epsilon": 2, "target_range": (-3, 3)}
+    model = fb.PrivateFederatedRegressor(**settings, trust="sum")
+    model.fit(X, target, groups=np.arange(1200) % 40)
+    assert model.plan_.trust == "sum" and model.score(X, target) > 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"trust": "all"}, "trust 'all' is not known"),
+        ({"unit": "row"}, "unit 'row' is not known"),
+        ({"least_answers": 3}, "least_answers 3 is for trust 'sum'"),
+        ({"trust": "sum", "least_answers": 7}, "least_answers 7 is above the 6"),
+        ({"trust": "sum", "colluders": 6}, "colluders 6 must be below"),
+        ({"trust": "sum", "loss": "hinge"}, "use loss 'smooth_hinge'"),
+    ],
+)
+def test_trust_that_cannot_be_kept_is_refused(
+    options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        classifier(**options).fit(X, Y, GROUPS)

@@ -4,7 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder, RunOffer
+from fedbudget.fleet.wire.messages import (
+    WIRE,
+    Declaration,
+    Notice,
+    Reply,
+    RoundOrder,
+    RunOffer,
+)
 
 RUN = bytes(range(16))
 
@@ -28,6 +35,9 @@ def declaration(**changes: Any) -> Declaration:
         "accountant": "gdp",
         "least_noise_multiplier": 1.0,
         "info": "roof",
+        "wire": WIRE,
+        "software": "0.1.0",
+        "ledger": "0" * 32,
     }
     return Declaration(**(fields | changes))
 
@@ -67,3 +77,8 @@ def reply(**changes: Any) -> Reply:
         "theta": theta(),
     }
     return Reply(**(fields | changes))
+
+
+def notice(**changes: Any) -> Notice:
+    fields: dict[str, Any] = {"device": "sensor-1", "reason": "other columns"}
+    return Notice(**(fields | changes))

@@ -16,7 +16,7 @@ from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
-from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder
+from fedbudget.fleet.wire.messages import Declaration, Notice, Reply, RoundOrder
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.training import Order, Replies
 from tests.fleet import examples
@@ -67,16 +67,28 @@ class Scripted(Connection):
         self.orders: list[bytes] = []
         self.offers: list[str] = []
         self.repeats: list[str] = []  # devices to which an order was sent again
+        self.notices: dict[str, str] = {}  # reason by device
         self.reconnects = 0
+        self.ends: list[str] = []  # topics of signed messages that are no orders
+        self.wills: list[str] = []  # topics that a dead coordinator's broker clears
 
     def reconnect(self) -> None:
         self.reconnects += 1
 
+    def clear_at_death(self, topic: str) -> None:
+        self.wills.append(topic)
+
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         kind, device = topics.parse(topic)
-        if kind == "offer" and payload and not topics.is_order(topic):
+        content = topics.content(topic)
+        if content == "offer" and payload:
             self.offers.append(device)
-        if not topics.is_order(topic) or not payload:
+        if content == "notice":
+            self.notices[device] = Notice.from_bytes(decode(payload)[0]).reason
+        if content != "order" or not payload:
+            return
+        if decode(decode(payload)[0])["kind"] != RoundOrder.kind:
+            self.ends.append(topic)
             return
         self.orders.append(payload)
         if kind == "offer":

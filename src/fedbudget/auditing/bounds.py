@@ -33,6 +33,7 @@ from fedbudget.privacy import epsilon_from_mu
 
 _FOR_THRESHOLD = 0.2  # the share of the trials on which the threshold is chosen
 _THRESHOLDS = 400  # candidates
+_NO_COUNT = 1e-6  # a smaller expected count is none
 # Shares of the error probability. The variance is known far better than the mean.
 _FREE, _MEAN, _VARIANCE = 0.5, 0.45, 0.05
 
@@ -149,11 +150,12 @@ def _clopper_pearson(
 ) -> Array:
     """Return log((p - delta) / q), with p from below and q from above; at least 0."""
     beta = scipy_stats().beta
-    with np.errstate(all="ignore"):
-        p = beta.ppf(error / 2, above[0], counts[0] - above[0] + 1)
-        q = beta.isf(error / 2, above[1] + 1, counts[1] - above[1])
-    p = np.where(above[0] <= 0, 0.0, p)
-    q = np.where(above[1] >= counts[1], 1.0, q)
+    below = counts[1] - above[1]
+    # Expected counts may be tiny: there the quantiles are 0 and 1, and SciPy overflows.
+    none, every = above[0] < _NO_COUNT, below < _NO_COUNT
+    p = beta.ppf(error / 2, np.where(none, 1.0, above[0]), counts[0] - above[0] + 1)
+    q = beta.isf(error / 2, above[1] + 1, np.where(every, 1.0, below))
+    p, q = np.where(none, 0.0, p), np.where(every, 1.0, q)
     ratio = np.maximum(p - delta, 0.0) / q
     with np.errstate(divide="ignore"):
         return np.asarray(np.maximum(np.log(ratio), 0.0))

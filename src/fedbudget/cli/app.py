@@ -69,8 +69,9 @@ def start(
 
 for command in (init, measure, plan, frontier, train, sweep, report, paper, ui):
     app.command(cls=PlainCommand)(command)
-for command in (audit, export, predict, doctor, certs):
+for command in (audit, export, predict, doctor):
     app.command(cls=PlainCommand)(command)
+app.add_typer(certs, name="certs")
 app.add_typer(server, name="server")
 app.add_typer(device, name="device")
 app.add_typer(ledger, name="ledger")

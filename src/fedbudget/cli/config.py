@@ -18,6 +18,7 @@ import typer
 
 from fedbudget.data import Schema
 from fedbudget.data.columns import nearest
+from fedbudget.data.schema import schema_from_config
 from fedbudget.errors import (
     DataError,
     InvalidInputError,
@@ -36,6 +37,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     _EITHER: (str, int, float),
 }
 
+_PERSONAL_BUDGETS = ("epsilon", "delta", "cost")  # may differ between devices
 # Section, key, its type, and the option that it sets ("" is none).
 _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "data": {
@@ -46,11 +48,18 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "intercept": (_TRUTH, ""),
         "public_bounds": (_TRUTH, ""),
     },
-    "budget": {name: (_NUMBER, name) for name in ("epsilon", "delta", "cost")},
+    "budget": {
+        **{name: (_NUMBER, name) for name in _PERSONAL_BUDGETS},
+        "trust": (_TEXT, "trust"),
+        "unit": (_TEXT, "unit"),
+        "least_answers": (_WHOLE, "least_answers"),
+        "colluders": (_WHOLE, "colluders"),
+    },
     "prices": {
         "communication": (_NUMBER, "communication_price"),
         "computation": (_NUMBER, "computation_price"),
         "computation_per_sample": (_NUMBER, "computation_price_per_sample"),
+        "secure_round": (_NUMBER, "secure_round_price"),
     },
     "plan": {
         "planner": (_TEXT, "planner"),
@@ -74,7 +83,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
 }
 _SECTIONS = (*_KEYS, "label", "features", "devices")
-_DEVICE_KEYS = (*_KEYS["budget"], *_KEYS["prices"])
+_DEVICE_KEYS = (*_PERSONAL_BUDGETS, *_KEYS["prices"])
 _TRAIN_ONLY = ("participation", "personal", "new_devices", "measure_every", "out")
 
 # The argument that an error names (the library's or the option's), and its key.
@@ -124,13 +133,7 @@ class Config:
                 NotPrivateWarning,
                 stacklevel=2,
             )
-        return Schema.from_dict(
-            {
-                "label": self.values["label"],
-                "features": self.values["features"],
-                "intercept": self.values["data"].get("intercept", True),
-            }
-        )
+        return schema_from_config(self.values)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -97,6 +97,50 @@ Delta: TypeAlias = Annotated[
         rich_help_panel=BUDGETS,
     ),
 ]
+_TRUST_HELP = (
+    "What the server sees: uploads (each device's, so each adds all the noise) or sum "
+    "(only sums of uploads, by secure aggregation, so devices share the noise)."
+)
+TrustName: TypeAlias = Annotated[
+    str,
+    typer.Option(metavar="uploads|sum", help=_TRUST_HELP, rich_help_panel=BUDGETS),
+]
+TrustOrBoth: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="uploads|sum|both",
+        help=f"{_TRUST_HELP} both: compare them, and say what trust buys.",
+        rich_help_panel=BUDGETS,
+    ),
+]
+UnitName: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="sample|device",
+        help="What epsilon protects: one sample, or all samples of a device.",
+        rich_help_panel=BUDGETS,
+    ),
+]
+LeastAnswers: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_whole,
+        metavar="COUNT",
+        help="Answers that a sum must have to be seen, for --trust sum. Fewer need "
+        "more noise, and let devices drop out. Default: those of all devices.",
+        show_default=False,
+        rich_help_panel=BUDGETS,
+    ),
+]
+Colluders: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        parser=parse_whole,
+        metavar="COUNT",
+        help="Devices that may collude with the server, for --trust sum.",
+        rich_help_panel=BUDGETS,
+    ),
+]
 
 Split: TypeAlias = Annotated[
     str | None,
@@ -220,6 +264,16 @@ SamplePrice: TypeAlias = Annotated[
     typer.Option(
         parser=parse_number,
         help="Additional cost units per sample in a local step.",
+        rich_help_panel=_PRICES,
+    ),
+]
+SecureRoundPrice: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        parser=parse_number,
+        help="Cost units per round of secure aggregation, for --trust sum. Default: as "
+        "any round.",
+        show_default=False,
         rich_help_panel=_PRICES,
     ),
 ]

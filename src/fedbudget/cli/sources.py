@@ -136,6 +136,9 @@ def limits(
         return budget, prices
     names = source.device_names
     config.check_devices(names)
+    secure = any("secure_round" in values for values in config.devices.values())
+    if secure and prices.secure_round is None:  # of all other devices
+        prices = replace(prices, secure_round=prices.communication)
 
     def personal(owner: Budget | Prices) -> dict[str, Any]:
         return {

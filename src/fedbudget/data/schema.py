@@ -7,8 +7,10 @@ which the privacy guarantee needs.
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
@@ -112,6 +114,11 @@ class Schema:
         """The classes, in the order of their indices; None for regression."""
         kind = self.target
         return tuple(kind.values) if isinstance(kind, Categorical) else None
+
+    @property
+    def unit(self) -> str:
+        """The unit of the label; empty for classes, or if none is given."""
+        return self.target.unit if isinstance(self.target, Numeric) else ""
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -312,6 +319,41 @@ def read_schema(plain: Any, digest: Any) -> Schema | None:
             "stored beside it: it was changed; restore it, or train again"
         )
     return schema
+
+
+def schema_from_config(values: Mapping[str, Any]) -> Schema:
+    """Return the schema in the values of a `fedbudget.toml`."""
+    plain = {name: values[name] for name in ("label", "features") if name in values}
+    return Schema.from_dict(
+        {**plain, "intercept": values["data"].get("intercept", True)}
+    )
+
+
+def read_schema_file(path: str | Path) -> Schema:
+    """Read a schema from a JSON or TOML file; a `fedbudget.toml` has one, too.
+
+    Raises:
+        InvalidInputError: It cannot be read or is no schema; or it is a config whose
+            bounds may have been read from private rows.
+    """
+    source = Path(path)
+    try:
+        text = source.read_text(encoding="utf-8")
+        plain = tomllib.loads(text) if source.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise InvalidInputError(f"schema {str(source)!r}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(
+            f"schema {str(source)!r} cannot be read: {error}"
+        ) from None
+    if not isinstance(plain, Mapping) or not isinstance(plain.get("data"), Mapping):
+        return Schema.from_dict(plain)
+    if plain["data"].get("public_bounds") is not True:
+        raise InvalidInputError(
+            f"schema {str(source)!r} does not say that its bounds are public: replace "
+            "those that were read from rows, then set public_bounds = true in [data]"
+        )
+    return schema_from_config(plain)
 
 
 _LAYOUT = "write label.name and features.NAME, each with low and high, or values"

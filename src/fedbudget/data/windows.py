@@ -45,7 +45,7 @@ def statistic_bounds(
     """Return a public description of every statistic, in the order of `statistics`.
 
     >>> list(statistic_bounds({"x": Numeric(-2, 2)}).items())[4]
-    ('x_deviation', Numeric(low=0.0, high=1.0, missing=None))
+    ('x_deviation', Numeric(low=0.0, high=1.0, missing=None, unit=''))
     """
     bounds: dict[str, Numeric] = {}
     for name, channel in _with_magnitude(channels, magnitude).items():

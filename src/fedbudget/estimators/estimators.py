@@ -18,6 +18,8 @@ from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
     FIRST_COST,
+    TRUST,
+    UNIT,
     Budget,
     Prices,
 )
@@ -41,7 +43,7 @@ from fedbudget.estimators.unit_rows import (
 from fedbudget.losses import MARGIN_LOSSES, Labels
 from fedbudget.planning import Plan, plan
 from fedbudget.planning.settings import ACCOUNTANT, PLANNER, TARGET, WEIGHTING
-from fedbudget.privacy import Kind
+from fedbudget.privacy import Kind, Trust, Unit
 from fedbudget.problem import USUAL_DISSIMILARITY
 from fedbudget.release.devices import ReleaseDevices
 from fedbudget.simulation.devices import SimulatedDevices
@@ -62,6 +64,10 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
     epsilon: PerDevice
     delta: PerDevice | None
     cost: PerDevice
+    trust: Trust
+    unit: Unit
+    least_answers: int | None
+    colluders: int
     communication_price: PerDevice
     computation_price: PerDevice
     loss: str | None
@@ -119,7 +125,15 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
 
     def _train(self, data: Dataset) -> Run:
         """Plan, and release a model; with a random_state, simulate one."""
-        budget = Budget(epsilon=self.epsilon, delta=self.delta, cost=self.cost)
+        budget = Budget(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            cost=self.cost,
+            trust=self.trust,
+            unit=self.unit,
+            least_answers=self.least_answers,
+            colluders=self.colluders,
+        )
         prices = Prices(
             communication=self.communication_price, computation=self.computation_price
         )
@@ -199,6 +213,13 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         delta: Of (epsilon, delta); by default the smaller of 1e-4 and 1 / (10 n) for
             the n rows of the largest device, rounded down to one digit.
         cost: Cost budget of each device for a fit, in the prices' unit.
+        trust: What the server would see: uploads (of each device, which adds all the
+            noise) or sum (only sums of uploads, so that devices share the noise). In
+            this process it decides the noise alone: for a model that is published, sum
+            is as private, and more accurate.
+        unit: What epsilon protects: a sample, or a device with all of its samples.
+        least_answers: Uploads that a sum has at least; by default those of all devices.
+        colluders: Devices that may collude with the server, for trust sum.
         communication_price: Per round.
         computation_price: Per local step.
         loss: logistic, hinge or smooth_hinge for two classes, softmax for any number;
@@ -246,6 +267,10 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         epsilon: PerDevice = EPSILON,
         delta: PerDevice | None = None,
         cost: PerDevice = FIRST_COST,
+        trust: Trust = TRUST,
+        unit: Unit = UNIT,
+        least_answers: int | None = None,
+        colluders: int = 0,
         communication_price: PerDevice = COMMUNICATION_PRICE,
         computation_price: PerDevice = COMPUTATION_PRICE,
         loss: str | None = None,
@@ -263,6 +288,10 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         self.epsilon = epsilon
         self.delta = delta
         self.cost = cost
+        self.trust = trust
+        self.unit = unit
+        self.least_answers = least_answers
+        self.colluders = colluders
         self.communication_price = communication_price
         self.computation_price = computation_price
         self.loss = loss
@@ -358,6 +387,10 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: i
         epsilon: PerDevice = EPSILON,
         delta: PerDevice | None = None,
         cost: PerDevice = FIRST_COST,
+        trust: Trust = TRUST,
+        unit: Unit = UNIT,
+        least_answers: int | None = None,
+        colluders: int = 0,
         communication_price: PerDevice = COMMUNICATION_PRICE,
         computation_price: PerDevice = COMPUTATION_PRICE,
         loss: str | None = None,
@@ -375,6 +408,10 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: i
         self.epsilon = epsilon
         self.delta = delta
         self.cost = cost
+        self.trust = trust
+        self.unit = unit
+        self.least_answers = least_answers
+        self.colluders = colluders
         self.communication_price = communication_price
         self.computation_price = computation_price
         self.loss = loss

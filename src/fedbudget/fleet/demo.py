@@ -232,13 +232,18 @@ class TrialFleet:
 
     def _server(self) -> Child:
         count = str(self.data.num_devices)
+        schema: tuple[str, ...] = ()
+        if self.data.schema is not None:
+            path = self.folder / "schema.json"
+            path.write_text(self.data.schema.to_json())
+            schema = ("--schema", str(path))
         arguments = (
             *("server", str(self.folder / "out"), "--certs", str(self.certs)),
             *("--port", str(self.port), "--devices", count, "--wait", "300"),
             *("--deadline", str(self.deadline)),
             *("--minimum", count if self.minimum is None else str(self.minimum)),
             *("--status-port", str(self.status_port), "--name", "demo"),
-            *("--dissimilarity", str(self.data.dissimilarity)),
+            *("--dissimilarity", str(self.data.dissimilarity), *schema),
         )
         return Child(arguments, self.log_of("coordinator"))
 

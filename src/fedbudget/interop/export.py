@@ -126,8 +126,7 @@ class LinearModel:
     @property
     def unit(self) -> str:
         """The unit of predicted numbers; empty if there is none."""
-        target = None if self.schema is None else self.schema.target
-        return target.unit if isinstance(target, Numeric) else ""
+        return "" if self.schema is None else self.schema.unit
 
     @property
     def label_scale(self) -> tuple[float, float]:
@@ -279,6 +278,7 @@ class LinearModel:
             theta=run.theta,
             loss=run.plan.loss,
             schema=schema,
+            threshold=run.plan.threshold,
             privacy=str(run.privacy),
             feature_names=() if schema else tuple(run.about.get("feature_names") or ()),
             classes=None if classes is None else tuple(map(str, classes)),

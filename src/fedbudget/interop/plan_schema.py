@@ -56,6 +56,8 @@ _DESCRIPTIONS: dict[str, str] = {
     "clip": "largest norm of a device's move in a round; null: not clipped",
     "schema": "the public encoding of the rows: columns, bounds, categories, label and "
     "units; null: not known",
+    "threshold": "with two classes, the probability above which the second one is "
+    "predicted",
     "schema_digest": "SHA-256 of the schema's canonical JSON; null: no schema",
     "device_rounds": "number of rounds of each device",
     "privacy": "the privacy statement, in words",
@@ -96,6 +98,7 @@ _LIMITS: dict[str, dict[str, Any]] = {
     "colluders": _COUNT,
     "clip": {"type": ["number", "null"], "exclusiveMinimum": 0},
     "schema": {"type": ["object", "null"]},
+    "threshold": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
 }
 
 

@@ -48,6 +48,7 @@ _ADDED_KEYS = {
     "predicted_range": None,
     "noise_decay": 1.0,
     "schema": None,
+    "threshold": 0.5,
 }
 # Texts for people, and the range of a prediction: they do not change a run.
 _EXPLANATIONS = ("advice", "privacy", "reasons", "predicted_range")
@@ -107,6 +108,8 @@ class Plan:
     noise_decay: float = 1.0
     # The public encoding of the rows, for whoever uses the model; None: not known.
     schema: Schema | None = None
+    # With two classes: the second is predicted where its probability is above this.
+    threshold: float = 0.5
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", whole("tau", self.tau))
@@ -117,6 +120,7 @@ class Plan:
         number("momentum", self.momentum, least=0, below=1)
         number("l2", self.l2, least=0)
         number("lipschitz", self.lipschitz, above=0)
+        number("threshold", self.threshold, above=0, below=1)
         number("noise_decay", self.noise_decay, above=0, most=1)
         if not isinstance(self.drift_correction, bool | np.bool_):
             raise InvalidInputError(
@@ -172,6 +176,13 @@ class Plan:
         self._check_full_batches()
         self._check_noise_decay()
         self._check_schema()
+        binary = self.loss == "logistic" or self.num_classes == 2
+        if self.threshold != 0.5 and not binary:
+            raise InvalidInputError(
+                f"threshold is {self.threshold:g}, which is for two classes with "
+                f"probabilities, and loss {self.loss!r} has {self.num_classes} scores "
+                "per row: leave it out"
+            )
 
     def _check_full_batches(self) -> None:
         """Refuse full batches that are not: they would train on rows not counted."""
@@ -238,6 +249,12 @@ class Plan:
         """Refuse what the accounting of this trust and this unit does not cover."""
         one_of("trust", self.trust, TRUSTS)
         one_of("unit", self.unit, UNITS)
+        if self.unit == "device" and self.prior_mu.any():
+            raise InvalidInputError(
+                f"prior_mu is {self.prior_mu.max():g}, of a measurement that protects "
+                "one sample, and epsilon is for unit 'device': plan without private "
+                "measurements"
+            )
         if self.unit == "device" and self.sampling == "poisson":
             raise InvalidInputError(
                 "unit 'device' needs batches of a fixed size, got sampling 'poisson': "

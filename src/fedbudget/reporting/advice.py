@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedbudget.metrics import cautions
 from fedbudget.planning.advice import better
 from fedbudget.privacy.runs import weak_guarantees
 from fedbudget.record import RecordedRun
@@ -31,6 +32,7 @@ def advice(run: RecordedRun, comparison: Comparison | None) -> list[Advice]:
     """Return the advice that follows from a run, the most severe first."""
     items = [
         *_about_privacy(run),
+        *_about_metrics(run),
         *_about_answers(run),
         *_about_federating(run, comparison),
         *_about_budgets(run, comparison),
@@ -50,6 +52,12 @@ def _about_privacy(run: RecordedRun) -> Iterator[Advice]:
         return
     for weakness in weak_guarantees(plan.epsilon, plan.delta, plan.num_samples):
         yield Advice(kind="fair", text=f"{_sentence(weakness)}.")
+
+
+def _about_metrics(run: RecordedRun) -> Iterator[Advice]:
+    """Yield what recall, AUC and errors in the label's unit warn of."""
+    for caution in cautions(run.last_measured):
+        yield Advice(kind="bad", text=f"{_sentence(caution)}.")
 
 
 def _about_answers(run: RecordedRun) -> Iterator[Advice]:
@@ -85,7 +93,7 @@ def _about_federating(
     run: RecordedRun, comparison: Comparison | None
 ) -> Iterator[Advice]:
     if comparison is not None:
-        yield from _about_alternatives(comparison)
+        yield from _about_alternatives(run, comparison)
     elif run.plan.advice:  # a prediction: used only where nothing was measured
         yield Advice(kind="fair", text=f"{_sentence(run.plan.advice)}.")
 
@@ -94,15 +102,25 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _about_alternatives(comparison: Comparison) -> Iterator[Advice]:
+def _about_alternatives(
+    recorded: RecordedRun, comparison: Comparison
+) -> Iterator[Advice]:
     metric = _metric_word(comparison)
     run, local = _show(comparison, RUN), _show(comparison, LOCAL)
     if not _better(comparison, RUN, CONSTANT):
-        yield Advice(
-            kind="bad",
-            text=f"The model ({metric} {run}) is no better than a constant guess "
-            f"({_show(comparison, CONSTANT)}): raise a budget, or do not use it.",
-        )
+        if not cautions(recorded.last_measured):  # which say it, and what to do
+            yield Advice(
+                kind="bad",
+                text=f"The model ({metric} {run}) is no better than a constant guess "
+                f"({_show(comparison, CONSTANT)}): raise a budget, or do not use it.",
+            )
+        if comparison.higher_is_better and not _better(comparison, CENTRAL, CONSTANT):
+            yield Advice(
+                kind="fair",
+                text="No alternative has a better accuracy than a constant guess: it "
+                "does not tell them apart. Compare recall, precision and AUC.",
+            )
+            return
     if not _better(comparison, RUN, LOCAL):
         yield Advice(
             kind="fair",
@@ -160,7 +178,8 @@ def _about_central(comparison: Comparison) -> Advice:
 
 def _about_budgets(run: RecordedRun, comparison: Comparison | None) -> Iterator[Advice]:
     plan = run.plan
-    if comparison is not None and not _better(comparison, CENTRAL, RUN):
+    useful = comparison is not None and _better(comparison, RUN, CONSTANT)
+    if useful and comparison is not None and not _better(comparison, CENTRAL, RUN):
         return  # a larger budget gains nothing
     prices = {
         "privacy": ("epsilon", plan.epsilon_price, plan.epsilon.max()),

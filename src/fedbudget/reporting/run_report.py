@@ -10,6 +10,7 @@ import numpy as np
 
 from fedbudget.checks import Array, floats
 from fedbudget.errors import RecordError
+from fedbudget.metrics import class_rows, detail_rows, number_text
 from fedbudget.planning import Plan
 from fedbudget.privacy import rounded_up
 from fedbudget.record import RecordedRun, from_row, read_run
@@ -82,6 +83,7 @@ def run_page(
         *_plan(run.plan),
         pages.heading("Privacy guarantee"),
         *_guarantee(run),
+        *_metrics(run),
         *_curves(run, comparison),
         pages.heading("Alternatives"),
         *_alternatives(comparison, not_compared),
@@ -102,7 +104,9 @@ def _opening(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:
     tiles = []
     if run.metric is not None:
         value = run.series(run.metric)[-1]
-        tiles.append((f"{value:.4f}", f"{_words(run.metric)}, not private"))
+        constant = run.last_measured.get("constant_test_accuracy")
+        beside = "" if constant is None else f", a constant's {constant:.4f}"
+        tiles.append((f"{value:.4f}", f"{_words(run.metric)}, not private{beside}"))
     if done:
         epsilon, cost = run.spent("epsilon")[-1], run.spent("cost")[-1]
         largest = plan.epsilon.max()
@@ -214,6 +218,36 @@ def _guarantee(run: RecordedRun) -> Iterator[Text]:
             "can. If the rows are private, do not publish this page or the model: a "
             "fleet, or `fedbudget train --release`, makes one that can be published.",
             kind="note",
+        )
+
+
+def _metrics(run: RecordedRun) -> Iterator[Text]:
+    """Show the metrics that an accuracy or a loss hides."""
+    measured = run.last_measured
+    unit = "" if run.plan.schema is None else run.plan.schema.unit
+    details = list(detail_rows(measured, unit))
+    if not details:
+        return
+    yield pages.heading("Metrics")
+    if "constant_test_accuracy" in measured:
+        names = ("test_accuracy", "constant_test_accuracy")
+        pair = [number_text(measured[name]) for name in names]
+        details.insert(0, ("accuracy, mean of devices", pair[0], pair[1]))
+    yield pages.table(
+        ("", "this run", "a constant answer"),
+        details,
+        numbers=(1, 2),
+        caption="Over the test rows of all devices together; the accuracy is a mean "
+        "over the devices. Not private.",
+    )
+    classes = list(class_rows(measured))
+    if classes:
+        yield pages.table(
+            ("class", "recall", "precision", "F1"),
+            classes,
+            numbers=(1, 2, 3),
+            caption="Recall: the share of a class that is recognised. Precision: the "
+            "share of answers of a class that are right. Not private.",
         )
 
 

@@ -21,7 +21,7 @@ from fedbudget.simulation.charging import ChargedDevices
 from fedbudget.simulation.dissimilarity import device_gradient
 from fedbudget.simulation.kernels.runs import RoundPlan
 from fedbudget.simulation.lookahead import Lookahead, Setting
-from fedbudget.simulation.measuring import measure_new
+from fedbudget.simulation.measuring import measure_details, measure_new
 from fedbudget.simulation.packing import packed_rows
 from fedbudget.simulation.personal import measure_personal
 from fedbudget.training import Order, Replies
@@ -71,6 +71,7 @@ class SimulatedDevices(ChargedDevices):
         self.participation = number("participation", participation, above=0, most=1)
         self.seed = seed_number(seed)
         self._loss: Loss | None = None  # of the last run
+        self._threshold = 0.5  # of its decisions
         self._ahead = Lookahead(data)
         self._last_setting: tuple[Plan | None, Bools | None, Setting | None]
         self._last_setting = None, None, None
@@ -99,7 +100,7 @@ class SimulatedDevices(ChargedDevices):
                 epsilons that it states.
         """
         check_plan(plan, self.data)
-        self._loss = plan.model
+        self._loss, self._threshold = plan.model, plan.threshold
         packed_rows(self.data.train, plan.model)
         self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
 
@@ -144,6 +145,11 @@ class SimulatedDevices(ChargedDevices):
         if self._new_devices is None:
             return measured
         return measured | measure_new(self._new_devices, loss, theta)
+
+    def measure_details(self, theta: Array) -> dict[str, float]:
+        """Return metrics beyond loss and accuracy, on the test rows; not private."""
+        loss = self._trained_loss()
+        return measure_details(self.data, loss, theta, threshold=self._threshold)
 
     def measure_personal(self, theta: Array) -> dict[str, float]:
         """Let every device adapt a model to its own rows, and measure; not private.

@@ -165,6 +165,12 @@ def plan_with_query(
     Returns:
         The problem with the measured dissimilarity, and the plan.
     """
+    if budget.unit == "device":  # before anything is charged
+        raise InvalidInputError(
+            "the measurement protects one sample, and epsilon is for unit 'device': "
+            "state the dissimilarity instead of measuring it",
+            argument="unit",
+        )
     budget = budget.for_rows(problem.num_samples)
     query = query_cost(problem, prices)
     rest = replace(budget, cost=np.asarray(budget.cost) - query)

@@ -5,6 +5,7 @@ the mean over a device's own rows, then over the devices that have any, as in th
 """
 
 from collections.abc import Mapping
+from math import log
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import numpy as np
 from fedbudget.checks import Array
 from fedbudget.data import Dataset, Part
 from fedbudget.data.dataset import all_rows
+from fedbudget.data.features import Numeric
 from fedbudget.losses import Floats, Loss
+from fedbudget.metrics import class_metrics, value_metrics
 from fedbudget.simulation.kernels.layouts import LANE_BLOCK, RUN, Single
 from fedbudget.simulation.kernels.runs import (
     LOSS_CODES,
@@ -57,6 +60,65 @@ def measure_new(data: Dataset, loss: Loss, theta: Array) -> dict[str, float]:
         correct = (loss.predictions(scores) == part.y).astype(np.float64)
         measured["new_accuracy"] = device_mean(part, correct)
     return measured
+
+
+def measure_details(
+    data: Dataset, loss: Loss, theta: Array, *, threshold: float = 0.5
+) -> dict[str, float]:
+    """Return the metrics of a model on the test rows; not private.
+
+    Returns:
+        "test_auc", "test_recall/CLASS", "test_rmse" and so on: those of `metrics`, over
+        the test rows of all devices together, numbers in the label's unit. Beside them
+        those of a constant answer, "constant_test_accuracy" or "constant_test_rmse".
+        With another threshold than 0.5, also the accuracies.
+    """
+    test, labels = data.test, data.train.y
+    if len(test) == 0:
+        return {}
+    scores = loss.scores(theta, test.x)
+    if data.classes is None:
+        scale, middle = label_scale(data)
+        truth = middle + scale * test.y
+        guess = np.full(len(test), middle + scale * float(np.mean(labels)))
+        own = value_metrics(np.asarray(middle + scale * scores, np.float64), truth)
+        constant = value_metrics(guess, truth)
+        measured = {f"test_{name}": value for name, value in own.items()}
+        names = ("mae", "rmse")
+        return measured | {f"constant_test_{name}": constant[name] for name in names}
+    cut = log(threshold / (1 - threshold))
+    own = class_metrics(loss.name, scores, test.y, data.classes, cut=cut)
+    measured = {f"test_{name}": value for name, value in own.items()}
+    frequent = np.bincount(labels, minlength=len(data.classes)).argmax()
+    hits = (test.y == frequent).astype(np.float64)
+    measured["constant_test_accuracy"] = device_mean(test, hits)
+    if threshold != 0.5:
+        measured |= _accuracies(data, loss, theta, cut)
+    return measured
+
+
+def _accuracies(
+    data: Dataset, loss: Loss, theta: Array, cut: float
+) -> dict[str, float]:
+    """Return the accuracies with another cut than 0 between two classes."""
+    measured = {}
+    for name, part in (("validation", data.validation), ("test", data.test)):
+        if len(part) == 0:
+            continue
+        scores = loss.scores(theta, part.x)
+        margin = scores[:, 1] - scores[:, 0] if scores.ndim == 2 else scores
+        hits = ((margin > cut) == part.y).astype(np.float64)
+        measured[f"{name}_accuracy"] = device_mean(part, hits)
+    return measured
+
+
+def label_scale(data: Dataset) -> tuple[float, float]:
+    """Return half the width and the middle of the label's public bounds."""
+    target = None if data.schema is None else data.schema.target
+    if not isinstance(target, Numeric):
+        return 1.0, 0.0
+    middle, top = target.decode(np.array([0.0, 1.0]))
+    return float(top - middle), float(middle)
 
 
 def measure_all(

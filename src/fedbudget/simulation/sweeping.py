@@ -16,12 +16,11 @@ import numpy as np
 from fedbudget.checks import Array, one_of, seed_number
 from fedbudget.data import Dataset
 from fedbudget.errors import InvalidInputError, needed
-from fedbudget.losses import Loss
 from fedbudget.planning import Plan
 from fedbudget.simulation.devices import check_plan, round_plan
 from fedbudget.simulation.kernels.layouts import PackedRows
 from fedbudget.simulation.kernels.runs import in_parts, no_shifts, sweep_runs
-from fedbudget.simulation.measuring import measure_all
+from fedbudget.simulation.measuring import measure_all, measure_details
 from fedbudget.simulation.packing import packed_rows
 
 BACKENDS = ("here", "ray", "dask")
@@ -62,6 +61,7 @@ def sweep(
     seeds: Sequence[int] = range(5),
     backend: str = "here",
     address: str | None = None,
+    details: bool = False,
 ) -> Sweep:
     """Run every plan with every seed and measure the released models.
 
@@ -74,6 +74,8 @@ def sweep(
         seeds: Seeds of the noise and the batches.
         backend: `here`, or `ray` or `dask` for a cluster.
         address: Address of the cluster; without one, a local cluster is started.
+        details: Also measure AUC, recall, errors in the label's unit and so on, model
+            by model: slower.
     """
     one_of("backend", backend, BACKENDS)
     all_plans, all_seeds = tuple(plans), tuple(map(seed_number, seeds))
@@ -95,7 +97,7 @@ def sweep(
         plans=all_plans,
         seeds=all_seeds,
         theta=theta,
-        measured=_measure(data, all_plans[0].model, theta),
+        measured=_measure(data, all_plans, theta, details=details),
     )
 
 
@@ -192,10 +194,21 @@ def _cluster(backend: str, address: str | None) -> Iterator[int]:
                 yield max(1, sum(client.ncores().values()))
 
 
-def _measure(data: Dataset, loss: Loss, theta: Array) -> dict[str, Array]:
+def _measure(
+    data: Dataset, all_plans: Sequence[Plan], theta: Array, *, details: bool
+) -> dict[str, Array]:
     """Measure every model."""
     plans, seeds, params = theta.shape
+    loss = all_plans[0].model
     thetas = theta.reshape(plans * seeds, params)
     many = len(thetas) > _FEW_MODELS
     measured = measure_all(data, loss, thetas, side_by_side=many)
+    if details:
+        thresholds = np.repeat([plan.threshold for plan in all_plans], seeds)
+        models = [
+            measure_details(data, loss, model, threshold=float(threshold))
+            for model, threshold in zip(thetas, thresholds, strict=True)
+        ]
+        for name in models[0]:
+            measured[name] = np.array([each[name] for each in models])
     return {name: values.reshape(plans, seeds) for name, values in measured.items()}

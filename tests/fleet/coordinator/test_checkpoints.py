@@ -17,6 +17,7 @@ from fedbudget.fleet.coordinator.checkpoints import (
     Checkpoints,
     Outcome,
     StoredReply,
+    StoredRun,
 )
 from fedbudget.fleet.coordinator.spending import Tally
 from fedbudget.fleet.wire.messages import REFUSALS
@@ -224,3 +225,62 @@ def test_with_falling_noise_the_paid_rounds_are_taken_to_be_the_last(
     assert spent[1] == pytest.approx(without, rel=1e-9)  # too high: it refused the last
     assert spent[2] == pytest.approx(everything, rel=1e-9)
     assert without < everything
+
+
+def test_a_closed_round_leaves_no_answers_behind(path: Path) -> None:
+    names = [f"device-{number:04d}" for number in range(500)]
+    run = StoredRun(
+        run=bytes(16),
+        name="many",
+        plan={},
+        declarations=tuple(examples.declaration(device=name) for name in names),
+    )
+    sizes = []
+    with closing(Checkpoints(path)) as opened:
+        opened.begin(run, [])
+    for number in range(1, 9):
+        with closing(Checkpoints(path)) as opened:
+            with opened.transaction():
+                for name in names[number:]:
+                    opened.add_reply(answered(name, number, bytes(400)))
+                opened.add_reply(refused(names[0], "policy", "no", round=number))
+            opened.close_round(number, np.zeros(4), 1.0)
+        sizes.append(path.stat().st_size)
+    # A round has 200 kB of models.
+    assert sizes[-1] - sizes[1] < 20_000
+    with closing(Checkpoints(path)) as opened:
+        assert set(opened.replies(3)) == {names[0], *names[3:]}
+        assert opened.outcome_of(3, names[3]) == Outcome.ANSWERED
+        assert opened.outcome_of(3, names[2]) is None
+        assert opened.outcome_of(3, names[0]) == Outcome.REFUSED
+        counts = opened.rounds_with(Outcome.ANSWERED)
+        assert [counts.get(name) for name in names[:4]] == [None, 1, 2, 3]
+        assert opened.last_answers()[names[5]] == 5
+
+
+def answered(device: str, round: int, theta: bytes | None) -> StoredReply:
+    return StoredReply(
+        round=round, device=device, outcome=Outcome.ANSWERED, theta=theta
+    )
+
+
+def test_a_file_that_kept_every_answer_is_read_and_continued(path: Path) -> None:
+    declarations = tuple(examples.declaration(device=name) for name in NAMES)
+    run = StoredRun(run=bytes(16), name="old", plan={}, declarations=declarations)
+    with closing(Checkpoints(path)) as opened:
+        opened.begin(run, [])
+        for name in "abc":
+            opened.add_reply(answered(name, 1, None))
+    with closing(sqlite3.connect(path)) as database, database:  # as version 1 had it
+        database.execute("DROP TABLE asked")
+        database.execute("ALTER TABLE rounds DROP COLUMN answered")
+        database.execute("INSERT INTO rounds VALUES (1, ?, 1.0)", (bytes(32),))
+        database.execute("PRAGMA user_version = 1")
+    with closing(Checkpoints(path)) as opened:
+        opened.add_reply(answered("a", 2, bytes(8)))
+        opened.close_round(2, np.zeros(4), 1.0)
+        assert list(opened.replies(1)) == ["a", "b", "c"]
+        assert opened.rounds_with(Outcome.ANSWERED) == {"a": 2, "b": 1, "c": 1}
+        assert opened.last_answers() == {"a": 2, "b": 1, "c": 1}
+        assert opened.outcome_of(1, "b") == Outcome.ANSWERED
+        assert opened.outcome_of(1, "d") is None

@@ -16,14 +16,17 @@ import pytest
 import fedbudget as fb
 from fedbudget.fleet.coordinator import devices as coordinator
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator.lifecycle import withdraw
 from fedbudget.fleet.coordinator.rounds import max_distance
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import RoundOrder, RunOffer
 from tests.fleet.scripted import (
+    DECLARATIONS,
     NAMES,
     PLAN,
     ROUND_COST,
+    SIGNER,
     THETA,
     Script,
     Scripted,
@@ -262,6 +265,87 @@ def test_a_late_answer_is_dropped_and_counted_as_paid(site: Site) -> None:
     assert second.cost.tolist() == [2 * ROUND_COST] * 4
 
 
+def always_late(late: list[RoundOrder]) -> Script:
+    """Return a device that answers an order when it gets the next one."""
+
+    def script(order: RoundOrder) -> list[Any]:
+        if not order.selects(3):
+            return []
+        if late and late[-1].round == order.round:
+            return []  # a repeated order
+        late.append(order)
+        return [reply_to(late[-2], "d")] if len(late) > 1 else []
+
+    return script
+
+
+def test_a_device_that_is_always_late_is_not_asked_in_every_round(site: Site) -> None:
+    late: list[RoundOrder] = []
+    rounds = 12
+    plan = replace(PLAN, rounds=rounds)
+    devices, _ = site.start({"d": always_late(late)}, plan=plan, deadline=0.1)
+    devices.roster.online["d"] = True
+    for number in range(1, rounds + 1):
+        replies = devices.run_round(ordered(number, plan=plan))
+        mean_of(replies, "a", "b", "c")
+    assert [order.round for order in late] == [1, 3, 6, 11]
+    # It was charged for the rounds that asked it, and for no other.
+    assert replies.cost.tolist() == [rounds * ROUND_COST] * 3 + [4 * ROUND_COST]
+    # The same after a restart.
+    again, connection = site.start(plan=plan)
+    replies = again.run_round(ordered(rounds, plan=plan))
+    assert replies.cost[3] == 4 * ROUND_COST and connection.orders == []
+
+
+def test_a_quorum_ends_a_round_and_later_answers_count_as_paid(site: Site) -> None:
+    late: list[RoundOrder] = []
+    script = always_late(late)
+    devices, _ = site.start({"d": script}, deadline=6000, quorum=0.75)
+    for number in (1, 2, 3):
+        replies = devices.run_round(ordered(number))
+        mean_of(replies, "a", "b", "c")
+    rows = {row["name"]: row for row in devices.status()["devices"]}
+    assert rows["d"]["late"] == len(late) - 1 and rows["d"]["answered"] == 0
+    assert replies.cost[3] == len(late) * ROUND_COST
+
+
+def test_a_quorum_below_the_minimum_does_not_end_a_round(site: Site) -> None:
+    devices, _ = site.start(
+        {"d": lambda order: []}, deadline=0.2, quorum=0.5, minimum=4, patience=2
+    )
+    with pytest.raises(fb.TrainingError, match="round 1 has 3 answers"):
+        devices.run_round(ordered())
+
+
+def test_a_share_of_the_devices_is_asked_and_charged(site: Site) -> None:
+    plan = replace(PLAN, rounds=8)
+
+    def script(order: RoundOrder, name: str) -> list[Any]:
+        return [reply_to(order, name)] if order.selects(NAMES.index(name)) else []
+
+    scripts: dict[str, Script] = {n: partial(script, name=n) for n in NAMES}
+    devices, _ = site.start(scripts, plan=plan, deadline=6000, participation=0.5)
+    for number in range(1, 9):
+        replies = devices.run_round(ordered(number, plan=plan))
+        assert replies.answered.sum() == 2
+    assert replies.cost.tolist() == [4 * ROUND_COST] * 4
+    # By hand: no more than four charges, and no amplification.
+    mu = 2 * np.sqrt(4 * plan.tau) / plan.noise_multiplier
+    expected = fb.privacy.GDP.epsilon_from_mu(mu, plan.delta)
+    assert replies.epsilon == pytest.approx(expected)
+
+
+def test_devices_of_an_older_release_are_all_asked(site: Site) -> None:
+    old = [replace(d, wire=None) for d in DECLARATIONS]
+    devices, connection = site.start(declarations=old, participation=0.5)
+    mean_of(devices.run_round(ordered()), *NAMES)
+    order = RoundOrder.from_bytes(decode(connection.orders[0])[0])
+    assert order.selected is None
+    for topic, payload in connection.retained.items():
+        if topics.content(topic) == "offer":
+            assert RunOffer.from_bytes(decode(payload)[0]).index is None
+
+
 def test_without_enough_answers_the_round_goes_on_and_then_ends_the_run(
     site: Site,
 ) -> None:
@@ -309,10 +393,11 @@ def test_a_silent_device_that_seems_online_is_waited_for_twice(site: Site) -> No
     # Its broker failed with it, and sent no last will.
     devices, _ = site.start({"d": lambda order: []}, deadline=0.3)
     devices.roster.online["d"] = True
-    for number in (1, 2):
+    for number in (1, 2, 3):  # it is not asked in the second one
         devices.run_round(ordered(number))
-    devices.deadline = 600.0
-    mean_of(devices.run_round(ordered(3)), "a", "b", "c")
+    devices.deadline = 6000.0
+    for number in range(4, 9):
+        mean_of(devices.run_round(ordered(number)), "a", "b", "c")
 
 
 def test_a_round_that_is_over_is_never_carried_out_again(site: Site) -> None:
@@ -402,9 +487,21 @@ def test_the_end_withdraws_offers_and_orders(
     again, connection = site.start()  # a kill prevented the end
     withdrawn: list[str] = []
     monkeypatch.setattr(connection, "withdraw", withdrawn.append)
-    again.finish()
+    assert site.checkpoints is not None
+    assert withdraw(connection, site.checkpoints, signer=SIGNER)
     run = bytes.fromhex(again.status()["run"])
     assert set(withdrawn) == {topics.order(run), *map(topics.offer, NAMES)}
+    told = [topics.order(run), *map(topics.order_again, NAMES)]
+    assert connection.ends == told
+    withdraw(connection, site.checkpoints)  # stopped, and may resume
+    assert connection.ends == told
+
+
+def test_a_dead_coordinators_order_is_cleared_by_the_broker(site: Site) -> None:
+    devices, connection = site.start()
+    devices.run_round(ordered())
+    run = bytes.fromhex(devices.status()["run"])
+    assert connection.wills == [topics.order(run)]
 
 
 def test_a_large_model_goes_out_and_comes_back_in_chunks(

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
+from fedbudget.errors import MessageError
 from fedbudget.fleet.coordinator import process as server
 from fedbudget.fleet.coordinator.process import Settings, run_server
-from fedbudget.fleet.coordinator.roster import compatible, plan_fleet
+from fedbudget.fleet.coordinator.roster import Roster, compatible, plan_fleet
 from fedbudget.fleet.demo import HeldPort
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.channel import Message
@@ -88,6 +89,29 @@ def test_a_run_from_declarations_to_release(settings: Settings) -> None:
     assert all(row["seconds"] > 0 for row in rows)
 
 
+def test_a_fleets_release_carries_the_schema(settings: Settings) -> None:
+    columns = DECLARATIONS[0].dim - 1  # and the intercept
+    schema = fb.Schema(
+        features={f"volts{j}": fb.Numeric(0, 5) for j in range(columns)},
+        label="alarm",
+        target=fb.Categorical(("no", "yes")),
+    )
+    run_server(replace(settings, schema=schema))
+    model = fb.LinearModel.from_run(settings.out / "run")
+    assert model.schema == schema
+    assert model.feature_names == (*schema.features, "intercept")
+    row: dict[str, Any] = {name: [2.5] for name in schema.features}
+    assert model.predict(row)[0] in ("no", "yes")
+
+
+def test_a_schema_of_other_columns_is_refused(settings: Settings) -> None:
+    features = {f"volts{j}": fb.Numeric(0, 5) for j in range(DECLARATIONS[0].dim)}
+    target = fb.Categorical(("no", "yes"))
+    schema = fb.Schema(features=features, label="alarm", target=target)
+    with pytest.raises(fb.InvalidInputError, match="the schema gives rows of"):
+        run_server(replace(settings, schema=schema))
+
+
 def test_the_status_is_served_before_the_first_device_connects(
     settings: Settings,
 ) -> None:
@@ -99,7 +123,8 @@ def test_the_status_is_served_before_the_first_device_connects(
             return self
 
     run_server(replace(settings, status_port=held.number), channel=Late())
-    assert statuses == [{"name": "run", "devices": []}]
+    waiting = {"state": "waiting", "name": "run", "devices": [], "declared": []}
+    assert statuses == [waiting | {"awaited": 4}]
 
 
 def test_a_completed_run_is_returned_and_not_repeated(
@@ -154,6 +179,42 @@ def test_a_strict_ledger_makes_a_strict_plan() -> None:
     assert plan_for(three()).accountant == "gdp"
     mixed = [*three()[:2], declaration(device="c", accountant="zcdp")]
     assert plan_for(mixed).accountant == "zcdp"
+
+
+def hear(roster: Roster, device: str, payload: bytes) -> None:
+    message = Message(topic=topics.declare(device), payload=payload, receiver="c")
+    assert roster.take(message)
+
+
+def test_a_device_of_an_older_release_is_left_out_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    old = declaration(device="old", wire=None, software=None, ledger=None)
+    roster, connection = Roster(), Scripted()
+    _, selected = plan_fleet([*devices(3), old], roster=roster)
+    assert [d.device for d in selected] == [d.device for d in devices(3)]
+    roster.send_notices(connection, SIGNER)
+    reason = connection.notices.pop("old")
+    assert "wire 1" in reason and f"release {fb.__version__}, wire 2" in reason
+    assert f"device old is left out: {reason}" in caplog.messages
+    assert connection.notices == {}
+
+
+def test_a_declaration_that_cannot_be_read_gets_a_notice_once() -> None:
+    roster, connection = Roster(), Scripted()
+    later = declaration(device="new").to_bytes().replace(b"av\x01", b"av\x07")
+    for _ in range(3):
+        with pytest.raises(MessageError, match="version 7 is not supported"):
+            hear(roster, "new", later)
+    with pytest.raises(MessageError):
+        hear(roster, "not a name", later)
+    roster.send_notices(connection, SIGNER)
+    assert list(connection.notices) == ["new"]
+    assert "version 7 is not supported, only 1" in connection.notices.pop("new")
+    with pytest.raises(MessageError):
+        hear(roster, "new", later)
+    roster.send_notices(connection, SIGNER)
+    assert connection.notices == {}
 
 
 def test_devices_of_another_kind_are_left_out() -> None:

@@ -67,6 +67,45 @@ def test_rows_are_those_of_the_library(tmp_path: Path) -> None:
     assert device_rows.rows.y.tolist() == [1, 0, 1, 0]
 
 
+CONFIG = """[data]
+table = "somewhere.csv"
+device = "id"
+public_bounds = PUBLIC
+intercept = false
+
+[label]
+name = "alarm"
+values = ["no", "yes"]
+
+[features]
+heat = { low = -10, high = 50, missing = 20 }
+site = { values = ["a", "b"], other = "ignore" }
+
+[budget]
+epsilon = 4
+cost = 1000
+"""
+
+
+def test_the_config_of_a_simulation_is_a_devices_schema(tmp_path: Path) -> None:
+    from fedbudget.cli.config import read_config
+
+    path = tmp_path / "fedbudget.toml"
+    path.write_text(CONFIG.replace("PUBLIC", "true"))
+    device_rows = read_rows(policy(table(tmp_path, LINES), schema=path))
+    schema = read_config(path).schema
+    assert device_rows.dim == len(schema.feature_names) == 3
+    expected = schema.encode({"heat": [20, -30.5], "site": ["a", "b"]})
+    assert device_rows.rows.x[:2] == pytest.approx(expected, abs=2e-7)
+
+
+def test_bounds_that_were_read_from_rows_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fedbudget.toml"
+    path.write_text(CONFIG.replace("PUBLIC", "false"))
+    with pytest.raises(InvalidInputError, match="set public_bounds = true"):
+        read_rows(policy(table(tmp_path, LINES), schema=path))
+
+
 def test_adult_is_read_as_the_package_reads_it(tmp_path: Path) -> None:
     from importlib.resources import files
 

@@ -7,18 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedbudget as fb
 from fedbudget.errors import DataError, LedgerError
 from fedbudget.fleet.device import guard as guard_module
 from fedbudget.fleet.device.exact_steps import noisy_steps
 from fedbudget.fleet.device.ledger_file import LedgerFile
 from fedbudget.fleet.device.policy import read_policy
 from fedbudget.fleet.device.statement import read_statement
+from fedbudget.fleet.wire import messages
 from fedbudget.fleet.wire.codec import encode
 from fedbudget.fleet.wire.messages import Reply, theta_from_bytes
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.ledger import Charge, Ledger
 from tests.fleet.devices import SIGNER, Site, new_site, rows
-from tests.fleet.examples import offer, order, theta
+from tests.fleet.examples import RUN, notice, offer, order, theta
 
 OTHER_RUN = bytes(16)
 
@@ -230,14 +232,51 @@ def test_truncated_and_damaged_orders_are_ignored(joined: Site) -> None:
     assert joined.spent == (0.0, 0.0)
 
 
-def test_another_version_is_ignored(joined: Site, monkeypatch: Any) -> None:
-    from fedbudget.fleet.wire import messages
-
-    monkeypatch.setattr(messages, "VERSION", 2)
-    later = SIGNER.sign(order())
+def test_another_version_gets_an_answer_that_names_both_sides(
+    joined: Site, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(messages, "VERSION", 7)
+    later_order, later_offer = SIGNER.sign(order(round=3)), SIGNER.sign(offer())
     monkeypatch.undo()
-    assert joined.guard.answer_order(later) == []
+    (reply,) = joined.guard.answer_order(later_order)
+    assert (reply.code, reply.run, reply.round) == ("unsupported", RUN, 3)
+    assert reply.reason is not None
+    assert f"release {fb.__version__}, wire {messages.WIRE}" in reply.reason
+    assert "version 7 is not supported, only 1" in reply.reason
+    (reply,) = joined.guard.answer_offer(later_offer)
+    assert (reply.code, reply.round) == ("unsupported", 0)
+    # Strangers learn nothing.
+    assert joined.guard.answer_order(Signer.generate().sign(order())) == []
     assert joined.spent == (0.0, 0.0)
+
+
+def test_an_order_for_other_devices_is_not_charged(site: Site) -> None:
+    assert site.offer(index=9).code == "accepted"
+    others = SIGNER.sign(order(selected=b"\xff\x01"))
+    assert site.guard.answer_order(others) == []
+    assert site.spent == (0.0, 0.0)
+    assert site.order(selected=b"\x00\x02").code == "answered"
+    assert site.spent[1] == 105.0
+
+
+def test_replies_tell_which_round_was_charged_before(joined: Site) -> None:
+    assert [joined.order(round=number).previous for number in (1, 2, 5)] == [0, 1, 2]
+    assert joined.order(round=5).previous == 2  # as stored
+    assert joined.offer().previous == 5
+
+
+def test_a_notice_is_logged_if_a_trusted_coordinator_sent_it(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    for signer, device in (
+        (SIGNER, "sensor-2"),
+        (Signer.generate(), "sensor-1"),
+        (SIGNER, "sensor-1"),
+    ):
+        signed = signer.sign(notice(device=device, reason=f"for {device}"))
+        assert site.guard.take_notice(signed) == []
+    errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert errors == ["the coordinator leaves this device out: for sensor-1"]
 
 
 def test_an_offer_is_not_an_order(joined: Site) -> None:
@@ -342,7 +381,8 @@ def test_clocks_do_not_matter(joined: Site, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_reply_has_no_field_for_the_remaining_budget(joined: Site) -> None:
-    assert set(Reply.checks) == {"device", "run", "round", "code", "theta", "reason"}
+    fields = {"device", "run", "round", "code", "theta", "reason", "previous"}
+    assert set(Reply.checks) == fields
 
 
 def test_two_guards_do_not_share_a_ledger(site: Site) -> None:

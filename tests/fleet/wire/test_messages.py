@@ -14,22 +14,42 @@ from fedbudget.fleet.wire.messages import (
     Message,
     Reply,
     RunOffer,
+    run_of,
     theta_from_bytes,
     theta_to_bytes,
 )
 from fedbudget.fleet.wire.signing import Signer
-from tests.fleet.examples import declaration, offer, order, reply, theta
+from tests.fleet.examples import RUN, declaration, notice, offer, order, reply, theta
 
 MESSAGES = [
     declaration(),
+    declaration(schema="0f" * 32),
     offer(),
+    offer(index=3),
     offer(drift_momentum=0.5),
     offer(noise_decay=0.9),
     order(),
+    order(selected=b"\x05"),
+    notice(),
     reply(),
+    reply(previous=0),
     reply(code="policy", theta=None, reason="tau 900 is above 100"),
     reply(code="accepted", theta=None, round=0),
 ]
+
+
+OPTIONAL = {
+    *(
+        "theta",
+        "reason",
+        "drift_momentum",
+        "noise_decay",
+        "index",
+        "selected",
+        "previous",
+    ),
+    *("wire", "software", "schema", "ledger"),
+}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m.kind)
@@ -47,7 +67,7 @@ def test_the_bytes_carry_kind_and_version(message: Message) -> None:
 def test_every_key_is_needed_and_no_other_is_accepted(message: Message) -> None:
     plain = decode(message.to_bytes())
     for key in plain:
-        if key not in ("theta", "reason", "drift_momentum", "noise_decay"):
+        if key not in OPTIONAL:
             less = {name: value for name, value in plain.items() if name != key}
             with pytest.raises(MessageError):
                 type(message).from_value(less)
@@ -96,6 +116,8 @@ WRONG: list[tuple[str, Any]] = [
     ("drift_momentum", math.nan),
     ("drift_momentum", True),
     ("drift_momentum", "0.5"),
+    ("index", -1),
+    ("index", 1 << 25),
 ]
 
 
@@ -103,6 +125,12 @@ WRONG: list[tuple[str, Any]] = [
 def test_a_wrong_field_is_named(name: str, value: Any) -> None:
     with pytest.raises(MessageError, match=f"^{name} "):
         RunOffer.from_value(decode(offer().to_bytes()) | {name: value})
+
+
+@pytest.mark.parametrize("digest", ["", "0f", "0F" * 32, "0g" * 32, b"0f" * 32])
+def test_a_digest_has_its_digits(digest: Any) -> None:
+    with pytest.raises(MessageError, match="schema must be"):
+        declaration(schema=digest)
 
 
 def test_a_whole_number_passes_for_a_float() -> None:
@@ -117,6 +145,37 @@ def test_a_whole_number_passes_for_a_float() -> None:
 def test_a_reply_does_not_contradict_itself(changes: dict[str, Any]) -> None:
     with pytest.raises(MessageError, match="code"):
         reply(**changes)
+
+
+def test_messages_of_the_first_release_are_read() -> None:
+    # Ledgers and checkpoints hold their bytes.
+    for message in (declaration(), offer(), order(), reply()):
+        plain = decode(message.to_bytes())
+        old = {k: v for k, v in plain.items() if k not in OPTIONAL or k == "theta"}
+        read = type(message).from_bytes(encode(old))
+        assert read.to_bytes() == encode(old)  # nothing is added
+
+
+@pytest.mark.parametrize(
+    "selected, chosen",
+    [(None, range(20)), (b"\x05", [0, 2]), (b"\x00\x81", [8, 15])],
+)
+def test_an_order_selects_by_index(selected: bytes | None, chosen: Any) -> None:
+    message = order(selected=selected)
+    assert [i for i in range(20) if message.selects(i)] == list(chosen)
+    # A device without an index cannot be selected one by one.
+    assert message.selects(None) == (selected is None)
+
+
+def test_run_and_round_are_found_in_messages_of_other_releases() -> None:
+    later = {"v": 9, "kind": "order", "new": 1, "run": RUN, "round": 7}
+    assert run_of(encode(later), "order") == (RUN, 7)
+    assert run_of(offer().to_bytes(), "offer") == (RUN, 0)
+    assert run_of(offer().to_bytes(), "order") is None
+    for changes in ({"run": b"x"}, {"run": 1}, {"round": -1}, {"round": "1"}):
+        assert run_of(encode(later | changes), "order") is None
+    for damaged in (b"\xff", encode([RUN]), encode(5), encode({"kind": "order"})):
+        assert run_of(damaged, "order") is None
 
 
 def test_a_refusal_is_one() -> None:

@@ -1,11 +1,17 @@
 """`fedbudget frontier`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import fedbudget
-from fedbudget.budget import COMMUNICATION_PRICE, COMPUTATION_PRICE, Prices
+from fedbudget.budget import (
+    COMMUNICATION_PRICE,
+    COMPUTATION_PRICE,
+    TRUST,
+    UNIT,
+    Prices,
+)
 from fedbudget.cli.config import names_the_key
 from fedbudget.cli.options import (
     BUDGETS,
@@ -14,6 +20,7 @@ from fedbudget.cli.options import (
     AsJson,
     BatchSize,
     Classes,
+    Colluders,
     CommunicationPrice,
     ComputationPrice,
     DataOrNone,
@@ -24,6 +31,7 @@ from fedbudget.cli.options import (
     Donors,
     Label,
     LearningRate,
+    LeastAnswers,
     LossName,
     Missing,
     NumDevices,
@@ -34,9 +42,12 @@ from fedbudget.cli.options import (
     Samples,
     Sampling,
     SchemaFile,
+    SecureRoundPrice,
     Split,
     SplitSeed,
     Target,
+    TrustOrBoth,
+    UnitName,
     VehiclePath,
     Weights,
     parse_numbers,
@@ -45,7 +56,7 @@ from fedbudget.cli.output import print_json, progress
 from fedbudget.cli.sources import DataOptions, about, read_source
 from fedbudget.data.partitions import SEED
 from fedbudget.errors import InfeasibleBudgetError
-from fedbudget.planning.frontier import EPSILONS
+from fedbudget.planning.frontier import EPSILONS, Frontier, TrustComparison
 from fedbudget.planning.settings import ACCOUNTANT, PLANNER, SAMPLING, TARGET, WEIGHTING
 
 
@@ -67,6 +78,10 @@ def frontier(
         ),
     ] = None,
     delta: Delta = None,
+    trust: TrustOrBoth = TRUST,
+    unit: UnitName = UNIT,
+    least_answers: LeastAnswers = None,
+    colluders: Colluders = 0,
     split: Split = None,
     num_devices: NumDevices = None,
     path: VehiclePath = None,
@@ -81,6 +96,7 @@ def frontier(
     communication_price: CommunicationPrice = COMMUNICATION_PRICE,
     computation_price: ComputationPrice = COMPUTATION_PRICE,
     computation_price_per_sample: SamplePrice = 0,
+    secure_round_price: SecureRoundPrice = None,
     planner: Planner = PLANNER,
     accountant: Accountant = ACCOUNTANT,
     weights: Weights = WEIGHTING,
@@ -103,6 +119,7 @@ def frontier(
         communication=communication_price,
         computation=computation_price,
         computation_per_sample=computation_price_per_sample,
+        secure_round=secure_round_price,
     )
     options = DataOptions(
         data=data,
@@ -126,29 +143,46 @@ def frontier(
     )
     with progress("planning for every pair of budgets") as advance:
         source = read_source(options)
-        grid = fedbudget.frontier(
-            source.problem,
-            prices,
-            epsilons=epsilon_axis,
-            costs=cost_axis,
-            delta=delta,
-            on_point=advance,
-            planner=planner,
-            accountant=accountant,
-            weights=weights,
-            target=target,
-            batch_size=batch_size,
-            sampling=sampling,
-            learning_rate=learning_rate,
-        )
-    if not any(any(row) for row in grid.plans):
-        raise InfeasibleBudgetError(
-            f"none of the costs up to {grid.costs.max():g} pays for one round with "
-            "one step: raise --costs or lower the prices"
-        )
+        grid: dict[str, Any] = {
+            "epsilons": epsilon_axis,
+            "costs": cost_axis,
+            "delta": delta,
+            "unit": unit,
+            "least_answers": least_answers,
+            "colluders": colluders,
+            "on_point": advance,
+            "planner": planner,
+            "accountant": accountant,
+            "weights": weights,
+            "target": target,
+            "batch_size": batch_size,
+            "sampling": sampling,
+            "learning_rate": learning_rate,
+        }
+        result: Frontier | TrustComparison
+        if trust == "both":
+            result = fedbudget.compare_trust(source.problem, prices, **grid)
+        else:
+            trusted: dict[str, Any] = grid | {"trust": trust}  # checked by Budget
+            result = fedbudget.frontier(source.problem, prices, **trusted)
+    _check_affordable(result)
     if as_json:
-        print_json(grid.to_dict() | about(source))
+        print_json(result.to_dict() | about(source))
         return
-    from fedbudget.cli.views.plan import show_frontier
+    from fedbudget.cli.views.plan import show_frontier, show_trust
 
-    show_frontier(source, grid)
+    if isinstance(result, TrustComparison):
+        show_trust(source, result)
+    else:
+        show_frontier(source, result)
+
+
+def _check_affordable(result: Frontier | TrustComparison) -> None:
+    """Raise if no cost pays for a single round, of either kind of trust."""
+    grids = [result] if isinstance(result, Frontier) else [result.uploads, result.sums]
+    for grid in grids:
+        if not any(any(row) for row in grid.plans):
+            raise InfeasibleBudgetError(
+                f"none of the costs up to {grid.costs.max():g} pays for one round with "
+                "one step: raise --costs or lower the prices"
+            )

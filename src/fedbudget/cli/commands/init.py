@@ -13,6 +13,8 @@ from fedbudget.budget import (
     COMPUTATION_PRICE,
     FIRST_COST,
     FIRST_EPSILON,
+    TRUST,
+    UNIT,
     planned_delta,
 )
 from fedbudget.cli.options import AsJson
@@ -176,6 +178,8 @@ def _budgets(drafted: Draft) -> Iterator[str]:
     delta = planned_delta(drafted.most_rows)
     yield f"delta = {delta:g}  # at most 1 / 10 of one over the {most_rows}"
     yield f"cost = {FIRST_COST}  # cost budget, in the unit of the prices"
+    yield f'trust = "{TRUST}"  # the server sees each; "sum": only sums, less noise'
+    yield f'unit = "{UNIT}"  # what epsilon protects; or "device", all of its rows'
     yield ""
     yield "[prices]  # in any one unit: seconds, joules, cents"
     of_round, of_step = float(COMMUNICATION_PRICE), float(COMPUTATION_PRICE)

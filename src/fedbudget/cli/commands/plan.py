@@ -4,6 +4,8 @@ import fedbudget
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
+    TRUST,
+    UNIT,
     Budget,
     Prices,
 )
@@ -14,6 +16,7 @@ from fedbudget.cli.options import (
     AsJson,
     BatchSize,
     Classes,
+    Colluders,
     CommunicationPrice,
     ComputationPrice,
     Cost,
@@ -26,6 +29,7 @@ from fedbudget.cli.options import (
     Epsilon,
     Label,
     LearningRate,
+    LeastAnswers,
     LossName,
     Missing,
     NumDevices,
@@ -36,9 +40,12 @@ from fedbudget.cli.options import (
     Samples,
     Sampling,
     SchemaFile,
+    SecureRoundPrice,
     Split,
     SplitSeed,
     Target,
+    TrustName,
+    UnitName,
     VehiclePath,
     Weights,
 )
@@ -55,6 +62,10 @@ def plan(
     epsilon: Epsilon,
     cost: Cost,
     delta: Delta = None,
+    trust: TrustName = TRUST,
+    unit: UnitName = UNIT,
+    least_answers: LeastAnswers = None,
+    colluders: Colluders = 0,
     split: Split = None,
     num_devices: NumDevices = None,
     path: VehiclePath = None,
@@ -69,6 +80,7 @@ def plan(
     communication_price: CommunicationPrice = COMMUNICATION_PRICE,
     computation_price: ComputationPrice = COMPUTATION_PRICE,
     computation_price_per_sample: SamplePrice = 0,
+    secure_round_price: SecureRoundPrice = None,
     planner: Planner = PLANNER,
     accountant: Accountant = ACCOUNTANT,
     weights: Weights = WEIGHTING,
@@ -85,11 +97,20 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Plan a run within both budgets; only the shape of the data is used."""
-    budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
+    budget = Budget(
+        epsilon=epsilon,
+        delta=delta,
+        cost=cost,
+        trust=trust,  # type: ignore[arg-type]  # checked there
+        unit=unit,  # type: ignore[arg-type]  # checked there
+        least_answers=least_answers,
+        colluders=colluders,
+    )
     prices = Prices(
         communication=communication_price,
         computation=computation_price,
         computation_per_sample=computation_price_per_sample,
+        secure_round=secure_round_price,
     )
     options = DataOptions(
         data=data,

@@ -1,11 +1,14 @@
 """`fedbudget server`: the coordinator of a fleet."""
 
+import hashlib
 import logging
+import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from fedbudget.checks import text
 from fedbudget.cli.commands.train import resumable
 from fedbudget.cli.options import (
     FLEET,
@@ -22,11 +25,14 @@ from fedbudget.cli.options import (
 )
 from fedbudget.cli.output import Bar, print_json, progress
 from fedbudget.cli.sources import named_or_number
+from fedbudget.data.schema import read_schema_file
 from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
     MINIMUM,
     NAME,
+    PARTICIPATION,
     PRECISION,
+    QUORUM,
     WAIT,
 )
 from fedbudget.fleet.transport.address import HOST, TLS_PORT
@@ -34,6 +40,9 @@ from fedbudget.planning.settings import PLANNER
 from fedbudget.problem import USUAL_DISSIMILARITY
 from fedbudget.record import Round, largest, to_row
 from fedbudget.text import counted
+
+if TYPE_CHECKING:
+    from fedbudget.fleet.transport.mqtt import Connection
 
 server = typer.Typer(
     help="The coordinator of a fleet: run it, list its runs, cancel one.",
@@ -96,6 +105,24 @@ def run(
             rich_help_panel=RUN,
         ),
     ] = MINIMUM,
+    quorum: Annotated[
+        float,
+        typer.Option(
+            parser=parse_number,
+            help="Share of the asked devices whose answers end a round, once the "
+            "others have had as long again. 1: wait for all, until the deadline.",
+            rich_help_panel=RUN,
+        ),
+    ] = QUORUM,
+    participation: Annotated[
+        float,
+        typer.Option(
+            parser=parse_number,
+            help="Share of the devices that a round asks, by turns; the others are not "
+            "charged.",
+            rich_help_panel=RUN,
+        ),
+    ] = PARTICIPATION,
     precision: Annotated[
         str,
         typer.Option(
@@ -117,6 +144,16 @@ def run(
             metavar="joint|bound|paper", help="Which planner.", rich_help_panel=RUN
         ),
     ] = PLANNER,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Public schema of the devices' tables, .json or .toml, to go with the "
+            "released model. Default: none, the model takes encoded rows only.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     status_port: Annotated[
         int | None,
         typer.Option(
@@ -153,11 +190,16 @@ def run(
         wait=wait,
         deadline=deadline,
         minimum=minimum,
+        quorum=quorum,
+        participation=participation,
         precision=precision,
         dissimilarity=named_or_number(dissimilarity),
         planner=planner,
+        schema=None if schema is None else read_schema_file(schema),
         status_port=status_port,
     )
+    # A service is stopped by SIGTERM: then, too, the order is withdrawn.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with progress("waiting for devices", counter="") as bar, resumable(f"{out}/run"):
         trained = run_server(
             settings,
@@ -172,6 +214,148 @@ def run(
     from fedbudget.cli.views.fleet import show_server_run
 
     show_server_run(trained, out=f"{out}/run")
+
+
+Folder: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="FOLDER", help="The folder of a run. Required.", show_default=False
+    ),
+]
+
+
+@server.command("list", cls=PlainCommand)
+def list_runs(
+    root: Annotated[
+        str,
+        typer.Argument(metavar="FOLDER", help="Where to look, in all its folders."),
+    ] = ".",
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs below a folder: waiting, running, finished, failed or cancelled.
+
+    Reads files only, also of a running coordinator.
+    """
+    from fedbudget.fleet.coordinator.lifecycle import runs_below
+
+    runs = list(runs_below(Path(root)))
+    if as_json:
+        print_json({"runs": [run.to_dict() for run in runs]})
+        return
+    from fedbudget.cli.views.fleet import show_runs
+
+    show_runs(runs, root)
+
+
+@server.command(cls=PlainCommand)
+def show(folder: Folder, *, as_json: AsJson = False) -> None:
+    """Show a run: its state, its rounds and its devices, also after its end."""
+    from fedbudget.fleet.coordinator.lifecycle import read_summary
+
+    summary = read_summary(Path(folder))
+    if as_json:
+        print_json(summary.to_dict())
+        return
+    from fedbudget.cli.views.fleet import show_run
+
+    show_run(summary)
+
+
+@server.command(cls=PlainCommand)
+def cancel(
+    folder: Folder,
+    *,
+    certs: Certs,
+    host: BrokerHost = HOST,
+    port: BrokerPort = TLS_PORT,
+    reason: Annotated[
+        str, typer.Option(help="Why, for the record and for the devices' logs.")
+    ] = "cancelled by its coordinator",
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--wait",
+            parser=parse_number,
+            help="Seconds to wait for a running coordinator to end.",
+        ),
+    ] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """End a run for ever: withdraw its order, and tell its devices.
+
+    Devices record it, and refuse the run's orders from then on, also replayed ones. A
+    running coordinator ends by itself. For a killed one, this does the same.
+    """
+    from fedbudget.fleet.coordinator import lifecycle
+    from fedbudget.fleet.wire.signing import Signer
+
+    lifecycle.cancel(
+        Path(folder),
+        text("--reason", reason),
+        signer=Signer.read(Path(certs) / "coordinator.sign"),
+        connect=lambda: _connection(certs, host, port),
+        seconds=seconds,
+    )
+    if as_json:
+        print_json({"folder": folder, "state": "cancelled"})
+        return
+    typer.echo(f"cancelled: {folder}; no order is left at the broker")
+
+
+@server.command(cls=PlainCommand)
+def withdraw(
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="The output of fedbudget certs withdraw. Required.", show_default=False
+        ),
+    ],
+    *,
+    certs: Certs,
+    host: BrokerHost = HOST,
+    port: BrokerPort = TLS_PORT,
+    as_json: AsJson = False,
+) -> None:
+    """Tell all devices that a coordinator's signing key is withdrawn for ever.
+
+    The broker keeps the message for devices that are away.
+    """
+    from fedbudget.errors import InvalidInputError, MessageError, TrainingError
+    from fedbudget.fleet.wire import topics
+    from fedbudget.fleet.wire.codec import decode
+    from fedbudget.fleet.wire.withdrawals import Revocation
+
+    try:
+        payload = Path(file).read_bytes()
+        body, _ = decode(payload)
+        key = Revocation.from_bytes(body).key
+    except (OSError, MessageError, ValueError, TypeError) as error:
+        raise InvalidInputError(
+            f"{file} is not the output of fedbudget certs withdraw: {error}"
+        ) from None
+    topic = topics.order(hashlib.sha256(key.encode()).digest()[:16])
+    with _connection(certs, host, port) as connection:
+        connection.publish(topic, payload, retain=True)
+        sent = connection.flush(30.0)
+    if not sent:
+        raise TrainingError(f"{connection.trouble or 'no answer'}: run this again")
+    if as_json:
+        print_json({"withdrawn": key})
+        return
+    typer.echo(f"withdrawn: {key}; devices refuse its orders from now on")
+
+
+def _connection(certs: str, host: str, port: int) -> "Connection":
+    """Return a connection to the broker in the coordinator's name."""
+    from fedbudget.fleet.transport.address import BrokerAddress
+    from fedbudget.fleet.transport.certificates import COORDINATOR, identity_of
+    from fedbudget.fleet.transport.mqtt import Connection
+
+    identity = identity_of(certs, COORDINATOR)
+    broker = BrokerAddress(host=host, port=port, identity=identity)
+    # A session of its own would end with this command; the coordinator's is kept.
+    return Connection(broker, name=COORDINATOR, topics=())
 
 
 def _log_begin(plan: Any, names: tuple[str, ...], port: int | None) -> None:

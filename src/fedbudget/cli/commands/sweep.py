@@ -8,7 +8,13 @@ from typing import Annotated, Any
 import typer
 
 import fedbudget
-from fedbudget.budget import COMMUNICATION_PRICE, COMPUTATION_PRICE, Prices
+from fedbudget.budget import (
+    COMMUNICATION_PRICE,
+    COMPUTATION_PRICE,
+    TRUST,
+    UNIT,
+    Prices,
+)
 from fedbudget.checks import whole
 from fedbudget.cli.config import names_the_key
 from fedbudget.cli.options import (
@@ -20,6 +26,7 @@ from fedbudget.cli.options import (
     Accountant,
     AsJson,
     BatchSize,
+    Colluders,
     CommunicationPrice,
     ComputationPrice,
     Data,
@@ -29,6 +36,7 @@ from fedbudget.cli.options import (
     Donors,
     Label,
     LearningRate,
+    LeastAnswers,
     LossName,
     Missing,
     NumDevices,
@@ -38,8 +46,11 @@ from fedbudget.cli.options import (
     SamplePrice,
     Sampling,
     SchemaFile,
+    SecureRoundPrice,
     Split,
     Target,
+    TrustName,
+    UnitName,
     VehiclePath,
     Weights,
     parse_numbers,
@@ -76,6 +87,10 @@ def sweep(
         ),
     ],
     delta: Delta = None,
+    trust: TrustName = TRUST,
+    unit: UnitName = UNIT,
+    least_answers: LeastAnswers = None,
+    colluders: Colluders = 0,
     seeds: Annotated[
         int,
         typer.Option(
@@ -111,6 +126,7 @@ def sweep(
     communication_price: CommunicationPrice = COMMUNICATION_PRICE,
     computation_price: ComputationPrice = COMPUTATION_PRICE,
     computation_price_per_sample: SamplePrice = 0,
+    secure_round_price: SecureRoundPrice = None,
     planner: Planners = PLANNER,
     accountant: Accountant = ACCOUNTANT,
     weights: Weights = WEIGHTING,
@@ -157,6 +173,7 @@ def sweep(
         communication=communication_price,
         computation=computation_price,
         computation_per_sample=computation_price_per_sample,
+        secure_round=secure_round_price,
     )
     options = DataOptions(
         data=data,
@@ -177,6 +194,10 @@ def sweep(
     )
     method = {
         "delta": delta,
+        "trust": trust,
+        "unit": unit,
+        "least_answers": least_answers,
+        "colluders": colluders,
         "accountant": accountant,
         "weights": weights,
         "target": target,
@@ -199,7 +220,12 @@ def sweep(
     label = f"{len(plans)} x {seeds} runs on {kind}{dataset.name}"
     with progress(label, counter="") as bar, telling_of_compilation(bar, label):
         result = fedbudget.sweep(
-            dataset, plans, seeds=repeats, backend=backend, address=address
+            dataset,
+            plans,
+            seeds=repeats,
+            backend=backend,
+            address=address,
+            details=True,
         )
     runs = list(_runs(points, result, source))
     if out is not None:
@@ -271,6 +297,12 @@ def _plain(point: Point, result: Sweep) -> dict[str, Any]:
         | {name: getattr(point.plan, name) for name in names}
         | {"accuracy": mean, "accuracy_std": std}
         | {"loss": spread(result.measured["train_loss"][point.number])[0]}
+        | {
+            "measured": {
+                name: spread(values[point.number])[0]
+                for name, values in result.measured.items()
+            }
+        }
     )
 
 

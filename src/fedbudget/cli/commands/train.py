@@ -15,6 +15,8 @@ import fedbudget
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
+    TRUST,
+    UNIT,
     Budget,
     Prices,
 )
@@ -27,6 +29,7 @@ from fedbudget.cli.options import (
     Accountant,
     AsJson,
     BatchSize,
+    Colluders,
     CommunicationPrice,
     ComputationPrice,
     Cost,
@@ -38,6 +41,7 @@ from fedbudget.cli.options import (
     Epsilon,
     Label,
     LearningRate,
+    LeastAnswers,
     LossName,
     Missing,
     NumDevices,
@@ -47,8 +51,11 @@ from fedbudget.cli.options import (
     SamplePrice,
     Sampling,
     SchemaFile,
+    SecureRoundPrice,
     Split,
     Target,
+    TrustName,
+    UnitName,
     VehiclePath,
     Weights,
     parse_number,
@@ -93,6 +100,10 @@ def train(
     epsilon: Epsilon,
     cost: Cost,
     delta: Delta = None,
+    trust: TrustName = TRUST,
+    unit: UnitName = UNIT,
+    least_answers: LeastAnswers = None,
+    colluders: Colluders = 0,
     release: Annotated[
         bool,
         typer.Option(
@@ -161,6 +172,7 @@ def train(
     communication_price: CommunicationPrice = COMMUNICATION_PRICE,
     computation_price: ComputationPrice = COMPUTATION_PRICE,
     computation_price_per_sample: SamplePrice = 0,
+    secure_round_price: SecureRoundPrice = None,
     planner: Planner = PLANNER,
     accountant: Accountant = ACCOUNTANT,
     weights: Weights = WEIGHTING,
@@ -214,11 +226,20 @@ def train(
             participation=participation,
             new_devices=new_devices,
         )
-    budget = Budget(epsilon=epsilon, delta=delta, cost=cost)
+    budget = Budget(
+        epsilon=epsilon,
+        delta=delta,
+        cost=cost,
+        trust=trust,  # type: ignore[arg-type]  # checked there
+        unit=unit,  # type: ignore[arg-type]  # checked there
+        least_answers=least_answers,
+        colluders=colluders,
+    )
     prices = Prices(
         communication=communication_price,
         computation=computation_price,
         computation_per_sample=computation_price_per_sample,
+        secure_round=secure_round_price,
     )
     options = DataOptions(
         data=data,
@@ -369,6 +390,7 @@ def _result(run: Run, out: str | None, seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "measured": run.measured,
         "advice": run.advice,
+        "cautions": list(run.cautions),
         "rounds_run": len(run.rounds),
         "record": out,
     }

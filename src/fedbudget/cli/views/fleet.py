@@ -1,5 +1,6 @@
 """Tables of a fleet: live and at the end."""
 
+import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedbudget.cli.views.layout import (
     show_pairs,
     show_table,
 )
+from fedbudget.fleet.coordinator.lifecycle import RunSummary, State
 from fedbudget.planning import Plan
 from fedbudget.privacy import rounded_up
 from fedbudget.record import FEW
@@ -54,6 +56,60 @@ def show_server_run(run: Run, *, out: str) -> None:
             show_heading(console, "Refused the last round")
         for index, reason in list(last.refused.items())[:FEW]:
             show_item(console, f"device {index}: {reason}")
+
+
+def show_runs(runs: Sequence[RunSummary], root: str) -> None:
+    """Print the runs below a folder."""
+    with new_page() as console:
+        if not runs:
+            console.print(f"no run below {root}", markup=False)
+            return
+        table = new_table("folder", "name", "state", "rounds", "devices")
+        for run in runs:
+            table.add_row(
+                str(run.folder),
+                str(run.status.get("name", "")),
+                str(run.state),
+                _rounds(run.status),
+                str(len(run.status.get("devices") or run.status.get("declared", []))),
+            )
+        show_table(console, table)
+
+
+def show_run(run: RunSummary) -> None:
+    """Print the state of one run, and of its devices."""
+    status = run.status
+    with new_page() as console:
+        name = status.get("name", run.folder.name)
+        console.print(Text(f"run {name}: {run.state}", style="bold"))
+        pairs = [
+            ("identity", status.get("run", "none yet")),
+            ("rounds", _rounds(status)),
+        ]
+        if status.get("at") is not None:
+            written = datetime.datetime.fromtimestamp(status["at"]).astimezone()
+            pairs.append(("as of", written.isoformat(timespec="seconds")))
+        if status.get("reason"):
+            pairs.append(("reason", status["reason"]))
+        declared = [device["name"] for device in status.get("declared", [])]
+        if declared:
+            pairs.append(("declared", ", ".join(declared)))
+        show_pairs(console, pairs)
+        if status.get("devices"):
+            show_table(console, device_table(status, None, ()))
+            show_item(console, "epsilon and cost: upper bounds, by the coordinator")
+        if run.state in (State.FAILED, State.STOPPED):
+            show_item(
+                console,
+                "the same fedbudget server command resumes it; fedbudget server cancel "
+                "ends it for ever",
+            )
+
+
+def _rounds(status: Mapping[str, Any]) -> str:
+    if "rounds" not in status:
+        return "none yet"
+    return f"{status['rounds_closed']} of {status['rounds']}"
 
 
 def spent(values: Array, to_text: Callable[[float], str] = "{:.4g}".format) -> str:

@@ -1,6 +1,7 @@
 """Plans and frontiers as text: readable at 80 columns, and without colour."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from fedbudget.cli.views.layout import (
     show_table,
     show_title,
 )
-from fedbudget.planning import Frontier, Plan
+from fedbudget.planning import Frontier, Plan, TrustComparison
 from fedbudget.privacy import rounded_up
 from fedbudget.text import counted, span
 
@@ -29,6 +30,8 @@ MAX_LISTED = 24  # above it, devices are summarised
 
 # From the lowest predicted loss to the highest: a bar for every reader, and a colour.
 _BARS = "▁▂▃▄▅▆▇█"
+_EXCESS = "Predicted excess loss over the best linear model (lower is better)"
+_NOT_PAID = "no value (-): this cost budget does not pay for one round"
 _COLOURS = (
     "black on #fde725",
     "black on #a0da39",
@@ -51,6 +54,12 @@ def show_frontier(source: Source, frontier: Frontier) -> None:
     """Print predicted losses, schedules and savings over both budgets."""
     with new_page() as console:
         _frontier_page(console, source, frontier)
+
+
+def show_trust(source: Source, comparison: TrustComparison) -> None:
+    """Print what trust buys: losses of both kinds, and the epsilons of equal loss."""
+    with new_page() as console:
+        _trust_page(console, source, comparison)
 
 
 def _plan_page(console: Console, source: Source, budget: Budget, plan: Plan) -> None:
@@ -78,12 +87,6 @@ def _plan_page(console: Console, source: Source, budget: Budget, plan: Plan) -> 
 
 def _frontier_page(console: Console, source: Source, frontier: Frontier) -> None:
     show_title(console, source)
-    levels = _levels(frontier.predicted_loss)
-
-    def loss(row: int, column: int) -> Text:
-        level = levels[row, column]
-        text = f"{frontier.predicted_loss[row, column]:.3g} {_BARS[level]}"
-        return Text(text, style=_COLOURS[level])
 
     def schedule(row: int, column: int) -> Text:
         return Text(f"{frontier.tau[row, column]:g}x{frontier.rounds[row, column]:g}")
@@ -99,7 +102,7 @@ def _frontier_page(console: Console, source: Source, frontier: Frontier) -> None
 
     epsilon, cost = frontier.epsilon_price, frontier.cost_price
     for heading, cell in (
-        ("Predicted excess loss over the best linear model (lower is better)", loss),
+        (_EXCESS, _losses(frontier, _levels(frontier.predicted_loss))),
         ("Local steps per round (tau) x rounds", schedule),
         (
             "Loss saved per unit of epsilon (*: privacy binds)",
@@ -113,9 +116,68 @@ def _frontier_page(console: Console, source: Source, frontier: Frontier) -> None
         show_heading(console, heading)
         for table in _grids(frontier, cell, width=console.width):
             show_table(console, table)
-    show_item(console, f"every plan has delta {rounded_up(frontier.delta)}")
+    _show_guarantee(console, frontier)
     if np.isnan(frontier.predicted_loss).any():
-        show_item(console, "no value (-): this cost budget does not pay for one round")
+        show_item(console, _NOT_PAID)
+
+
+def _losses(
+    frontier: Frontier, levels: NDArray[np.int64]
+) -> Callable[[int, int], Text]:
+    """Return the cells of predicted losses, with a bar and a colour for each level."""
+
+    def cell(row: int, column: int) -> Text:
+        level = levels[row, column]
+        text = f"{frontier.predicted_loss[row, column]:.3g} {_BARS[level]}"
+        return Text(text, style=_COLOURS[level])
+
+    return cell
+
+
+def _show_guarantee(console: Console, frontier: Frontier) -> None:
+    """Say what all epsilons of a frontier promise."""
+    plans = [plan for row in frontier.plans for plan in row if plan is not None]
+    promise = replace(plans[0].privacy, epsilon_alone=None)
+    show_item(
+        console,
+        f"every epsilon is for {promise.protected} ({promise.adjacency}) against "
+        f"{promise.adversary}; delta {rounded_up(frontier.delta)}, accountant "
+        f"{promise.accountant}",
+    )
+    alone = [plan.privacy.epsilon_alone for plan in plans]
+    largest = max((value for value in alone if value is not None), default=None)
+    if largest is not None:
+        show_item(
+            console,
+            "alone, without the others' noise, a device's share gives an epsilon of up "
+            f"to {rounded_up(largest)} in these plans",
+        )
+
+
+def _trust_page(console: Console, source: Source, comparison: TrustComparison) -> None:
+    show_title(console, source)
+    grids = (comparison.uploads, comparison.sums)
+    losses = np.array([grid.predicted_loss for grid in grids])
+    levels = _levels(losses)
+    equal = comparison.equal_epsilon
+
+    def same_loss(row: int, column: int) -> Text:
+        value = equal[row, column]
+        if np.isnan(value):
+            return Text("-")
+        return Text(f"{value:.3g}" if np.isfinite(value) else "none")
+
+    for trust, grid, level in zip(("uploads", "sum"), grids, levels, strict=True):
+        show_heading(console, f"Predicted excess loss with trust {trust}")
+        for table in _grids(grid, _losses(grid, level), width=console.width):
+            show_table(console, table)
+    show_heading(console, "Epsilon at which a sum equals uploads in predicted loss")
+    for table in _grids(comparison.uploads, same_loss, width=console.width):
+        show_table(console, table)
+    for grid in grids:
+        _show_guarantee(console, grid)
+    if np.isnan(losses).any():
+        show_item(console, _NOT_PAID)
 
 
 def _plan_in_words(plan: Plan) -> Iterator[tuple[str, str]]:

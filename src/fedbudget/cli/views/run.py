@@ -20,6 +20,7 @@ from fedbudget.cli.views.layout import (
     show_table,
     show_title,
 )
+from fedbudget.metrics import cautions, class_rows, detail_rows, number_text
 from fedbudget.planning import Plan
 from fedbudget.privacy.runs import rounded_up, weak_guarantees
 from fedbudget.simulation.sweeping import Sweep
@@ -72,22 +73,40 @@ def show_run(source: Source, budget: Budget, run: Run, *, record: str | None) ->
         show_title(console, source)
         show_heading(console, f"{_DONE[run.kind]}: {_in_a_line(run.plan)}")
         show_pairs(console, _outcome(budget, run, record))
-        results = [
-            f"{name.replace('_', ' ')} {_number(measured[name])}"
-            for name in ("test_accuracy", "test_loss")
-            if name in measured
-        ]
+        results = _results(measured, _unit(run.plan))
         if run.kind == "release":
             show_item(console, RELEASED)
         else:
             show_heading(console, f"Result: {', '.join(results) or 'no test rows'}")
-            _show_measured(console, measured)
+            _show_measured(console, measured, _unit(run.plan))
+        for caution in run.cautions:
+            show_item(console, caution)
         if run.advice:
             show_item(console, run.advice)
         if run.plan.accountant != "none":
             epsilon, delta, _ = budget.per_device(run.plan.num_devices)
             for caution in weak_guarantees(epsilon, delta, run.plan.num_samples):
                 show_item(console, caution)
+
+
+def _results(measured: Mapping[str, float], unit: str) -> list[str]:
+    """Return the results of a run: the constant's stands beside the accuracy."""
+    results = []
+    if "test_accuracy" in measured:
+        text = f"test accuracy {number_text(measured['test_accuracy'])}"
+        if (constant := measured.get("constant_test_accuracy")) is not None:
+            text += f" (a constant answer: {number_text(constant)})"
+        results.append(text)
+    elif "test_rmse" in measured:
+        error = f"{number_text(measured['test_rmse'])} {unit}".strip()
+        results.append(f"test error {error}")
+    if "test_loss" in measured:
+        results.append(f"test loss {number_text(measured['test_loss'])}")
+    return results
+
+
+def _unit(plan: Plan) -> str:
+    return "" if plan.schema is None else plan.schema.unit
 
 
 def show_sweep(
@@ -104,6 +123,8 @@ def show_sweep(
         if any(point.plan is None for point in points):
             show_item(console, "no plan: this cost budget does not pay for one round")
         _explain(console, sweep.measured, "accuracy and loss: ")
+        for line in _about_sweep(sweep):
+            show_item(console, line)
         if len(sweep.seeds) > 1:
             show_item(console, f"+-: standard deviation over {seeds}")
         show_item(
@@ -135,7 +156,7 @@ def _outcome(budget: Budget, run: Run, record: str | None) -> Iterator[tuple[str
         yield "record", f"{one_line(record)}: plan, rounds and model"
 
 
-def _show_measured(console: Console, measured: Mapping[str, float]) -> None:
+def _show_measured(console: Console, measured: Mapping[str, float], unit: str) -> None:
     """Show one line per model and part of the rows."""
     table = new_table("model", "rows", "loss", "accuracy", right=True)
     if "personal_test_loss" not in measured:
@@ -144,12 +165,30 @@ def _show_measured(console: Console, measured: Mapping[str, float]) -> None:
         for part, words in _PARTS.items():
             if f"{prefix}{part}_loss" in measured:
                 accuracy = measured.get(f"{prefix}{part}_accuracy")
-                cell = "" if accuracy is None else _number(accuracy)
+                cell = "" if accuracy is None else number_text(accuracy)
                 names = (model, words) if "personal_test_loss" in measured else (words,)
-                loss = _number(measured[f"{prefix}{part}_loss"])
+                loss = number_text(measured[f"{prefix}{part}_loss"])
                 table.add_row(*names, loss, cell)
     show_table(console, table)
+    _show_details(console, measured, unit)
     _explain(console, measured, "")
+
+
+def _show_details(console: Console, measured: Mapping[str, float], unit: str) -> None:
+    """Show the metrics that an accuracy or a loss hides, and those of each class."""
+    rows = list(detail_rows(measured, unit))
+    if not rows:
+        return
+    table = new_table("all test rows", "model", "constant", right=True)
+    for row in rows:
+        table.add_row(*row)
+    show_table(console, table)
+    classes = list(class_rows(measured))
+    if classes:
+        table = new_table("class", "recall", "precision", "F1", right=True)
+        for name, *values in classes:
+            table.add_row(one_line(name), *values)
+        show_table(console, table)
 
 
 def _explain(console: Console, measured: Mapping[str, Any], prefix: str) -> None:
@@ -169,11 +208,13 @@ def _explain(console: Console, measured: Mapping[str, Any], prefix: str) -> None
 
 def _show_points(console: Console, points: Sequence[Point], sweep: Sweep) -> None:
     names = ("epsilon", "cost", "tau x\nrounds", "learning\nrate")
-    table = new_table("planner", *names, "test\naccuracy", "train\nloss", right=True)
+    detail = _detail(sweep)
+    heads = ("test\naccuracy", "train\nloss", *(detail[:1] if detail else ()))
+    table = new_table("planner", *names, *heads, right=True)
     for point in points:
         budgets = point.planner, f"{point.epsilon:g}", f"{point.cost:g}"
         if point.plan is None:
-            table.add_row(*budgets, "no plan", "", "", "")
+            table.add_row(*budgets, "no plan", *[""] * (1 + len(heads)))
             continue
         accuracy = sweep.measured.get("test_accuracy")
         loss, _ = spread(sweep.measured["train_loss"][point.number])
@@ -182,18 +223,50 @@ def _show_points(console: Console, points: Sequence[Point], sweep: Sweep) -> Non
             f"{point.plan.tau}x{point.plan.rounds}",
             f"{point.plan.learning_rate:.4g}",
             "" if accuracy is None else _spread(*spread(accuracy[point.number])),
-            _number(loss),
+            number_text(loss),
+            *(_mean(sweep.measured[detail[1]][point.number]) if detail else ()),
         )
     show_table(console, table)
 
 
+def _mean(values: Array) -> tuple[str, ...]:
+    return (number_text(spread(values)[0]),)
+
+
+def _detail(sweep: Sweep) -> tuple[str, str] | None:
+    """Return the head and the name of a metric beside accuracy and loss."""
+    for head, name in (("test\nAUC", "test_auc"), ("test\nR2", "test_r2")):
+        if name in sweep.measured:
+            return head, name
+    return None
+
+
+def _about_sweep(sweep: Sweep) -> Iterator[str]:
+    """Yield the constant's accuracy, and how many models are no better."""
+    measured = sweep.measured
+    constant = measured.get("constant_test_accuracy")
+    if constant is not None and "test_accuracy" in measured:
+        value = float(constant.flat[0])
+        yield f"a constant answer has test accuracy {number_text(value)}"
+    runs = [
+        {name: float(values[p, s]) for name, values in measured.items()}
+        for p in range(len(sweep.plans))
+        for s in range(len(sweep.seeds))
+    ]
+    warned = [run for run in runs if cautions(run)]
+    if warned:
+        yield (
+            f"{len(warned)} of {counted(len(runs), 'model')} should not be used as "
+            f"they are; the first: {cautions(warned[0])[0]}"
+        )
+
+
 def _spread(mean: float, std: float | None) -> str:
-    return _number(mean) if std is None else f"{_number(mean)} +- {_number(std)}"
-
-
-def _number(value: float) -> str:
-    """Return four decimals; three digits for a large number."""
-    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
+    return (
+        number_text(mean)
+        if std is None
+        else f"{number_text(mean)} +- {number_text(std)}"
+    )
 
 
 def spread(values: Array) -> tuple[float, float | None]:

@@ -5,16 +5,23 @@
     offers    the signed bytes of each device's offer
     orders    the signed bytes of each round's order, stored before publication
     replies   one row per round and device: answered, late or refused
-    rounds    the average of each closed round; it is never computed again
+    rounds    the average of each closed round, which is never computed again, and one
+              bit per device: whether it answered in time
+    asked     one bit per device, for rounds that only some devices were asked for
     dropped   number of dropped messages per device, and the last reason
 
 A coordinator that is killed at any moment and started again publishes the same bytes.
 Devices then resend their stored answers and are not charged again. The closed rounds
 are enough to replay a run.
+
+When a round closes, the rows of its answers are deleted and their pages are used again:
+the file grows by the refusals and late answers alone, and by one bit per device.
 """
 
 import json
 import sqlite3
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbudget.checks import Array
 from fedbudget.errors import RecordError
@@ -45,22 +53,45 @@ CREATE TABLE IF NOT EXISTS replies (
   PRIMARY KEY (round, device)
 );
 CREATE TABLE IF NOT EXISTS rounds (
-  round INTEGER PRIMARY KEY, theta BLOB NOT NULL, seconds REAL NOT NULL
+  round INTEGER PRIMARY KEY, theta BLOB NOT NULL, seconds REAL NOT NULL, answered BLOB
 );
+CREATE TABLE IF NOT EXISTS asked (round INTEGER PRIMARY KEY, devices BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS dropped (
   device TEXT PRIMARY KEY, times INTEGER NOT NULL, reason TEXT NOT NULL
 );
 """
 
 # The schema's version, in the file's header. Version 0 had no column for codes: its
-# reasons begin with the code and a colon. A migration and its version are one
-# transaction.
-_VERSION = 1
-_ADD_CODES = """
+# reasons begin with the code and a colon. Version 1 kept a row for every answer.
+# A migration and its version are one transaction.
+_VERSION = 2
+_MIGRATIONS = {  # table and column that a file lacks, and how it gets it
+    ("replies", "code"): """
 ALTER TABLE replies ADD COLUMN code TEXT NOT NULL DEFAULT '';
 UPDATE replies SET code = substr(reason, 1, instr(reason || ':', ':') - 1)
   WHERE outcome = 'refused';
-"""
+""",
+    ("rounds", "answered"): "ALTER TABLE rounds ADD COLUMN answered BLOB;",
+}
+
+
+def pack_bits(mask: NDArray[np.bool_]) -> bytes:
+    """Return one bit per device, from the lowest bit of the first byte.
+
+    >>> pack_bits(np.array([True, False, True])).hex()
+    '05'
+    """
+    return np.packbits(mask, bitorder="little").tobytes()
+
+
+def unpack_bits(bits: bytes, count: int) -> NDArray[np.bool_]:
+    """Return what `pack_bits` packed; devices beyond its end are not set.
+
+    >>> unpack_bits(bytes([5]), 3).tolist()
+    [True, False, True]
+    """
+    values = np.frombuffer(bits.ljust(-(-count // 8), b"\0"), dtype=np.uint8)
+    return np.unpackbits(values, count=count, bitorder="little").astype(bool)
 
 
 class Outcome(StrEnum):
@@ -118,6 +149,7 @@ class Checkpoints:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._names: tuple[str, ...] | None = None
         with self._record_errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(
@@ -143,12 +175,20 @@ class Checkpoints:
             )
         if version == _VERSION:
             return
-        replies = "SELECT 1 FROM sqlite_master WHERE name = 'replies'"
-        older = self._database.execute(replies).fetchone() is not None
+        changes = "".join(
+            change
+            for (table, column), change in _MIGRATIONS.items()
+            if (columns := self._columns(table)) and column not in columns
+        )
         self._database.executescript(
-            f"BEGIN IMMEDIATE; {_ADD_CODES if older else ''} {_TABLES} "
+            f"BEGIN IMMEDIATE; {changes} {_TABLES} "
             f"PRAGMA user_version = {_VERSION}; COMMIT"
         )
+
+    def _columns(self, table: str) -> set[str]:
+        """Return the columns of a table; none if it does not exist."""
+        rows = self._database.execute(f"PRAGMA table_info({table})").fetchall()
+        return {row[1] for row in rows}
 
     def close(self) -> None:
         """Close the file and release its lock."""
@@ -172,16 +212,26 @@ class Checkpoints:
         if row is None:
             return None
         rows = self._fetch_all("SELECT told FROM devices ORDER BY place")
-        return StoredRun(
+        stored = StoredRun(
             run=row[0],
             name=row[1],
             plan=json.loads(row[2]),
             declarations=tuple(Declaration.from_bytes(payload) for (payload,) in rows),
         )
+        self._names = tuple(d.device for d in stored.declarations)
+        return stored
+
+    @property
+    def _devices(self) -> tuple[str, ...]:
+        """The names of the run's devices, in the plan's order."""
+        if self._names is None:
+            self.run()
+        return self._names or ()
 
     def begin(self, run: StoredRun, offers: Sequence[tuple[str, bytes]]) -> None:
         """Store a new run with its offers."""
         plan = json.dumps(run.plan, allow_nan=False)
+        self._names = tuple(d.device for d in run.declarations)
         with self.transaction():
             self._execute(
                 "INSERT INTO run VALUES (1, ?, ?, ?)", (run.run, run.name, plan)
@@ -201,9 +251,17 @@ class Checkpoints:
         row = self._fetch_one("SELECT payload FROM orders WHERE round = ?", (round,))
         return None if row is None else bytes(row[0])
 
-    def add_order(self, round: int, payload: bytes) -> None:
-        """Store an order, before it is published."""
-        self._execute("INSERT INTO orders VALUES (?, ?)", (round, payload))
+    def add_order(self, round: int, payload: bytes, asked: bytes | None = None) -> None:
+        """Store an order, before it is published, and whom it asks; None: all."""
+        with self.transaction():
+            self._execute("INSERT INTO orders VALUES (?, ?)", (round, payload))
+            if asked is not None:
+                self._execute("INSERT INTO asked VALUES (?, ?)", (round, asked))
+
+    def asked(self, rounds: int) -> list[tuple[int, bytes]]:
+        """Return whom orders of the first rounds asked, if they did not ask all."""
+        statement = "SELECT round, devices FROM asked WHERE round <= ?"
+        return self._fetch_all(statement, (rounds,))
 
     def last_order(self) -> bytes | None:
         """Return the bytes of the last stored order."""
@@ -216,7 +274,13 @@ class Checkpoints:
             "SELECT device, outcome, code, reason, theta FROM replies WHERE round = ?",
             (round,),
         )
+        answered = self._answered("WHERE round = ?", (round,))
         return {
+            self._devices[index]: StoredReply(
+                round=round, device=self._devices[index], outcome=Outcome.ANSWERED
+            )
+            for index in np.flatnonzero(answered)
+        } | {
             device: StoredReply(
                 round=round,
                 device=device,
@@ -227,6 +291,28 @@ class Checkpoints:
             )
             for device, outcome, code, reason, theta in rows
         }
+
+    def outcome_of(self, round: int, device: str) -> Outcome | None:
+        """Return the outcome of one device's part in a round, if there is one."""
+        row = self._fetch_one(
+            "SELECT outcome FROM replies WHERE round = ? AND device = ?",
+            (round, device),
+        )
+        if row is not None:
+            return Outcome(row[0])
+        answered = self._answered("WHERE round = ?", (round,))
+        if answered.any() and answered[self._devices.index(device)]:
+            return Outcome.ANSWERED
+        return None
+
+    def _answered(self, which: str, values: tuple[Any, ...] = ()) -> NDArray[np.int64]:
+        """Return how many of these closed rounds each device answered; shape (M,)."""
+        rows = self._fetch_all(f"SELECT answered FROM rounds {which}", values)
+        packed = [bits for (bits,) in rows if bits is not None]
+        counts = np.zeros(len(self._devices) if packed else 0, dtype=np.int64)
+        for bits in packed:
+            counts += unpack_bits(zlib.decompress(bits), len(counts))
+        return counts
 
     def add_reply(self, reply: StoredReply) -> None:
         """Store a reply. An answer replaces a refusal; nothing replaces an answer."""
@@ -256,13 +342,35 @@ class Checkpoints:
 
     def rounds_with(self, outcome: Outcome) -> dict[str, int]:
         """Return the number of closed rounds with this outcome, by device."""
-        return dict(
-            self._fetch_all(
-                "SELECT device, count(*) FROM replies WHERE outcome = ? AND round IN "
-                "(SELECT round FROM rounds) GROUP BY device",
-                (outcome,),
+        rounds = Counter(
+            dict(
+                self._fetch_all(
+                    "SELECT device, count(*) FROM replies WHERE outcome = ? AND round "
+                    "IN (SELECT round FROM rounds) GROUP BY device",
+                    (outcome,),
+                )
             )
         )
+        if outcome == Outcome.ANSWERED:
+            counts = self._answered("").tolist()
+            rounds.update(dict(zip(self._devices, counts, strict=bool(counts))))
+        return dict(+rounds)
+
+    def last_answers(self) -> dict[str, int]:
+        """Return the last round that each device answered, in time or late."""
+        statement = "SELECT round, answered FROM rounds WHERE answered NOTNULL"
+        last: dict[str, int] = {}
+        for round, bits in self._fetch_all(f"{statement} ORDER BY round"):
+            answered = unpack_bits(zlib.decompress(bits), len(self._devices))
+            last |= {self._devices[i]: round for i in np.flatnonzero(answered)}
+        rows = self._fetch_all(
+            "SELECT device, max(round) FROM replies WHERE outcome != ? AND round > 0 "
+            "GROUP BY device",
+            (Outcome.REFUSED,),
+        )
+        for device, round in rows:
+            last[device] = max(last.get(device, 0), round)
+        return last
 
     def rounds_refused(
         self, rounds: int, *, except_for: Sequence[str]
@@ -278,13 +386,23 @@ class Checkpoints:
         )
 
     def close_round(self, round: int, theta: Array, seconds: float) -> None:
-        """Store a round's average and delete the models that it was computed from."""
+        """Store a round's average and delete the answers that it was computed from."""
         with self.transaction():
             average = np.asarray(theta, dtype="<f8").tobytes()
-            self._execute(
-                "INSERT INTO rounds VALUES (?, ?, ?)", (round, average, seconds)
-            )
+            which = "round = ? AND outcome = ?"
+            values = (round, Outcome.ANSWERED)
+            rows = self._fetch_all(f"SELECT device FROM replies WHERE {which}", values)
+            answered = {device for (device,) in rows}
+            bits = None
+            if answered <= set(self._devices):  # else they stay, without their models
+                mask = np.array([name in answered for name in self._devices], bool)
+                bits = zlib.compress(pack_bits(mask))
+                self._execute(f"DELETE FROM replies WHERE {which}", values)
             self._execute("UPDATE replies SET theta = NULL WHERE round = ?", (round,))
+            self._execute(
+                "INSERT INTO rounds VALUES (?, ?, ?, ?)",
+                (round, average, seconds, bits),
+            )
 
     def closed_round(self, round: int) -> Array | None:
         """Return the average of a round, if it is closed."""

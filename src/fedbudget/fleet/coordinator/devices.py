@@ -11,26 +11,39 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fedbudget.checks import Array, one_of, whole, within
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbudget.checks import Array, number, one_of, whole, within
 from fedbudget.errors import (
     InvalidInputError,
     MessageError,
     RecordError,
     TrainingError,
 )
-from fedbudget.fleet.coordinator.checkpoints import Checkpoints, StoredRun
+from fedbudget.fleet.coordinator.checkpoints import (
+    Checkpoints,
+    StoredRun,
+    pack_bits,
+    unpack_bits,
+)
 from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
     MINIMUM,
     NAME,
+    PARTICIPATION,
     PATIENCE,
     PRECISION,
+    QUORUM,
 )
+from fedbudget.fleet.coordinator.participation import Participation
 from fedbudget.fleet.coordinator.roster import Roster, check_fit
 from fedbudget.fleet.coordinator.rounds import (
+    CloneError,
     OpenRound,
     RoundContext,
     ShiftLimit,
+    read_order,
     theta_of,
 )
 from fedbudget.fleet.coordinator.spending import Tally
@@ -86,6 +99,9 @@ class FleetDevices:
         deadline: Seconds for a round, by the monotonic clock.
         minimum: Answers that a round needs before it ends at its deadline.
         patience: Deadlines after which a round without enough answers ends the run.
+        quorum: Share of the asked devices whose answers end a round, once the others
+            have had as long again; 1: every round waits for all, until its deadline.
+        participation: Share of the devices that a round asks, by turns.
         precision: Of the models that are sent.
         roster: Stores declarations and connection states that arrive during the run.
     """
@@ -103,6 +119,8 @@ class FleetDevices:
         deadline: float = DEADLINE,
         minimum: int = MINIMUM,
         patience: int = PATIENCE,
+        quorum: float = QUORUM,
+        participation: float = PARTICIPATION,
         precision: str = PRECISION,
         roster: Roster | None = None,
     ) -> None:
@@ -111,6 +129,9 @@ class FleetDevices:
         self.declarations, self.name = tuple(declarations), name
         self.deadline, self.patience = float(deadline), whole("patience", patience)
         self.minimum = whole("minimum", minimum, most=len(self.declarations))
+        self.quorum = number("quorum", quorum, above=0, most=1)
+        self._share = number("participation", participation, above=0, most=1)
+        self._participation: Participation | None = None
         self.precision = precision
         self.roster = Roster() if roster is None else roster
         self._channel, self._signer = channel, signer
@@ -120,6 +141,7 @@ class FleetDevices:
         self._shift_limit: ShiftLimit | None = None
         self._silence: Counter[str] = Counter()  # deadlines missed in a row
         self._half_seconds = 0.0  # until half of the answers of the last round
+        self._quorum_seconds = math.inf  # until the quorum of the open round
         self._joiner = Joiner(max_bytes=_ENVELOPE)
         self.tally: Tally | None = None
 
@@ -159,6 +181,11 @@ class FleetDevices:
         else:
             self._resume()
         self._run = stored
+        # Devices of an older release cannot be asked one by one.
+        if all((d.wire or 1) >= 2 for d in self.declarations):
+            self._participation = Participation(
+                self.names, run=stored.run, share=self._share
+            )
         self._shift_limit = ShiftLimit(plan, self._checkpoints, self.precision)
         self.tally = Tally(plan, self.declarations, self._checkpoints)
         size = plan.model.num_params(plan.dim) * PRECISIONS[self.precision].itemsize
@@ -183,20 +210,6 @@ class FleetDevices:
             status["run"] = self._run.run.hex()
             status |= self.tally.summary(self.roster.online)
         return status
-
-    def finish(self) -> None:
-        """Withdraw offers and the last order: nobody is charged for them later."""
-        run = self._checkpoints.run()
-        if run is None:
-            return
-        published = set(self._channel.retained)
-        for device, payload in self._checkpoints.offers():
-            published |= {topic for topic, _ in split(topics.offer(device), payload)}
-        last_order = self._checkpoints.last_order() or b""
-        published |= {topic for topic, _ in split(topics.order(run.run), last_order)}
-        for topic in sorted(published):
-            self._channel.withdraw(topic)
-        self._channel.flush(10)
 
     def _store(self, plan: Plan) -> StoredRun:
         run = os.urandom(16)
@@ -240,14 +253,18 @@ class FleetDevices:
             plan=order.plan,
             precision=self.precision,
             shift_limit=self._shift_limit.before(order.number),
+            asked=self._asked_by(payload, order),
         )
         current = OpenRound(context, self.names, self._checkpoints, self.tally)
         # A device whose disk was full has not stored its offer.
         self._repeat(self._silence)
+        # If this coordinator dies, no device shall pay for its order; the first chunk
+        # of a long one is enough.
+        self._channel.clear_at_death(split(topics.order(self._run.run), payload)[0][0])
         self._keep(topics.order(self._run.run), payload)
         started = time.monotonic()
         self._collect(current, started, payload)
-        self._silence = Counter({n: self._silence[n] + 1 for n in current.silent})
+        self._learn(current)
         theta = current.average(order.theta)
         if current.num_answers == 0:
             return theta  # all devices refuse: the round stays open until one answers
@@ -261,11 +278,46 @@ class FleetDevices:
         assert self._run is not None
         payload = self._checkpoints.order(order.number)
         if payload is None:
-            theta = theta_to_bytes(order.theta, self.precision)
-            message = RoundOrder(run=self._run.run, round=order.number, theta=theta)
+            theta, selected = theta_to_bytes(order.theta, self.precision), None
+            planned = order.plan.takes_part(order.number)
+            if self._participation is not None:
+                self._participation.returned(self.roster.returned)
+                self.roster.returned.clear()
+                asked = self._participation.asked(
+                    order.number, planned, self.roster.clones
+                )
+                selected = None if (asked == planned).all() else pack_bits(asked)
+            message = RoundOrder(
+                run=self._run.run, round=order.number, theta=theta, selected=selected
+            )
             payload = self._signer.sign(message)
-            self._checkpoints.add_order(order.number, payload)
+            self._checkpoints.add_order(order.number, payload, selected)
         return payload
+
+    def _asked_by(self, payload: bytes, order: Order) -> NDArray[np.bool_]:
+        """Return whom a signed order asks; the same after a restart."""
+        planned = order.plan.takes_part(order.number)
+        selected = read_order(payload).selected
+        if selected is None:
+            return planned
+        return planned & unpack_bits(selected, self.num_devices)
+
+    def _learn(self, current: OpenRound) -> None:
+        """Note who was silent in a round, and who was late."""
+        silence = {n: self._silence[n] + 1 for n in current.silent}
+        not_asked = {n: s for n, s in self._silence.items() if not current.asks(n)}
+        self._silence = Counter(not_asked | silence)
+        if self._participation is not None:
+            online = self.roster.online
+            late = [
+                name
+                for name in current.waiting - current.replies.keys()
+                if online.get(name) or name not in current.silent
+            ]
+            answered = current.answered
+            self._participation.closed(
+                current.context.round, late=late, answered=answered
+            )
 
     def _collect(self, current: OpenRound, started: float, order: bytes) -> None:
         """Receive replies until the round is over; repeat the order until answered.
@@ -275,6 +327,7 @@ class FleetDevices:
         repeats = Backoff(max(_FIRST_REPEAT, 2 * self._half_seconds), _LONGEST_REPEAT)
         reconnects, publishes = Backoff(_DEAF), Backoff(self.deadline / 2)
         heard, half_seconds = 0.0, None
+        self._quorum_seconds = math.inf
         while not self._is_over(current, time.monotonic() - started):
             elapsed = time.monotonic() - started
             if publishes.is_due(elapsed):  # a broker may not have retained it
@@ -286,6 +339,7 @@ class FleetDevices:
                 self._channel.reconnect()
             times = [repeats.at, heard + reconnects.at, publishes.at]
             times += [self.deadline, self.deadline * self.patience]
+            times += [2 * self._quorum_seconds]
             wait = min(time_ - elapsed for time_ in times if time_ > elapsed)
             if self._receive(current, wait):
                 heard = time.monotonic() - started
@@ -293,7 +347,8 @@ class FleetDevices:
                 self._half_seconds = half_seconds = time.monotonic() - started
 
     def _is_over(self, current: OpenRound, elapsed: float) -> bool:
-        waiting, answers = current.waiting, current.num_answers
+        waiting = current.waiting - self.roster.clones.keys()
+        answers = current.num_answers
         needed = min(self.minimum, current.num_selected)  # devices may stop as planned
         enough = answers >= needed
         if not waiting and (answers == 0 or enough):
@@ -306,6 +361,10 @@ class FleetDevices:
         }
         if enough and (elapsed >= self.deadline or waiting <= gone):
             return True
+        if enough and answers >= math.ceil(self.quorum * current.num_selected):
+            self._quorum_seconds = min(self._quorum_seconds, elapsed)
+            if elapsed >= 2 * self._quorum_seconds:
+                return True
         if not waiting or elapsed >= self.deadline * self.patience:
             raise TrainingError(
                 f"round {current.context.round} has {answers} answers after "
@@ -330,6 +389,7 @@ class FleetDevices:
                 self._take(current, message)
         for message in batch:
             self._channel.acknowledge(message)
+        self.roster.send_notices(self._channel, self._signer)
         return True
 
     def _take(self, current: OpenRound, message: Message) -> None:
@@ -342,9 +402,14 @@ class FleetDevices:
             if kind != "reply":  # a broker may echo what this coordinator has sent
                 _log.debug("ignored a message on %s", message.topic)
                 return
+            if device in self.roster.clones:
+                raise MessageError(f"refused, {self.roster.clones[device]}")
             payload = self._joiner.add(device, message.payload)
             if payload is not None:
                 current.take(device, payload)
+        except CloneError as error:
+            self.roster.refuse(device, str(error))
+            current.drop(device, str(error))
         except MessageError as error:
             current.drop(device, str(error))
 
@@ -392,6 +457,7 @@ def offers_of(
                 precision=precision,
                 drift_momentum=plan.momentum if plan.drift_correction else None,
                 noise_decay=plan.noise_decay if plan.noise_decay < 1 else None,
+                index=index if (declaration.wire or 1) >= 2 else None,
             )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbudget.checks import whole, within
+from fedbudget.data.schema import read_schema_file
 from fedbudget.errors import InvalidInputError, MessageError
 from fedbudget.fleet.coordinator.process import Settings, run_server
 from fedbudget.fleet.transport.channel import Message
@@ -111,6 +112,9 @@ class FlowerChannel:
             self._offered.discard(device)
         for node in self._nodes.values():
             node.outbox.pop(topic, None)
+
+    def clear_at_death(self, topic: str) -> None:
+        """Do nothing: a message to a SuperNode expires after the deadline."""
 
     def reconnect(self) -> None:
         """Do nothing: every request to Flower is a call of its own."""
@@ -301,7 +305,9 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
             )
         values[key] = Path(str(values[key]))
     # Flower's config has no null: 0 devices means all that declare themselves, port -1
-    # means no status page.
+    # means no status page, and an empty schema none.
+    schema = values.get("schema")
+    values["schema"] = read_schema_file(str(schema)) if schema else None
     values["devices"] = values.get("devices") or None
     port = whole("status-port", values.get("status_port", -1), least=-1, most=65535)
     values["status_port"] = None if port < 0 else port

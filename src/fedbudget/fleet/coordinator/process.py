@@ -2,28 +2,43 @@
 
     OUT/coordinator.sqlite   the checkpoints; see `checkpoints`
     OUT/run/                 the run folder, as of any training; see `record`
+    OUT/status.json          the last status, also after the end; see `lifecycle`
 
 Started again with the same folder, it resumes the same round of the same plan.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedbudget.checks import one_of, whole, within
+from fedbudget.checks import number, one_of, whole, within
+from fedbudget.data.schema import Schema
+from fedbudget.errors import RecordError
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
     MINIMUM,
     NAME,
+    PARTICIPATION,
     PATIENCE,
     PRECISION,
+    QUORUM,
     WAIT,
 )
 from fedbudget.fleet.coordinator.devices import FleetDevices
+from fedbudget.fleet.coordinator.lifecycle import (
+    CHECKPOINTS,
+    CancelledError,
+    State,
+    check_cancelled,
+    watched,
+    withdraw,
+    write_status,
+)
 from fedbudget.fleet.coordinator.roster import Roster, gather, plan_fleet
 from fedbudget.fleet.coordinator.status import Source, StatusServer
 from fedbudget.fleet.transport.address import BrokerAddress
@@ -40,6 +55,8 @@ from fedbudget.record import Record, Round, read_run
 from fedbudget.training import Run, train
 
 _log = logging.getLogger(__name__)
+_STATUS_SECONDS = 2.0  # between two writes of the status file
+_FLUSH = 5.0  # seconds for notices to be sent, if no device can take part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +73,12 @@ class Settings:
     deadline: float = DEADLINE
     minimum: int = MINIMUM
     patience: int = PATIENCE
+    quorum: float = QUORUM
+    participation: float = PARTICIPATION
     precision: str = PRECISION
     dissimilarity: str | float = USUAL_DISSIMILARITY
     planner: str = PLANNER
+    schema: Schema | None = None  # of the devices' tables, for users of the model
     status_port: int | None = None  # None: no status page
 
     def __post_init__(self) -> None:
@@ -66,6 +86,8 @@ class Settings:
         within("wait", self.wait, least=0)
         within("deadline", self.deadline, above=0)
         whole("minimum", self.minimum)
+        for name in ("quorum", "participation"):
+            number(name, getattr(self, name), above=0, most=1)
         if self.devices is not None:
             whole("devices", self.devices, least=self.minimum)
         if self.status_port is not None:
@@ -91,22 +113,35 @@ def run_server(
         on_round: Called after each round.
     """
     signer = Signer.read(settings.signing_key)
-    checkpoints = Checkpoints(settings.out / "coordinator.sqlite")
+    check_cancelled(settings.out)
+    checkpoints = Checkpoints(settings.out / CHECKPOINTS)
     if channel is None:
         channel = Connection(
             settings.broker, name=COORDINATOR, topics=topics.coordinator_reads()
         )
-    roster = Roster()
+    channel = watched(channel, settings.out)
+    stored = checkpoints.run()
+    roster = Roster(() if stored is None else stored.declarations)
     devices: FleetDevices | None = None  # until the plan is made
 
     def status() -> dict[str, Any]:
-        if devices is None:
-            return {"name": settings.name, "devices": []}
-        return devices.status()
+        facts = (
+            waiting_status(settings, roster) if devices is None else devices.status()
+        )
+        return {"state": State.WAITING if devices is None else State.RUNNING} | facts
 
     try:
-        with _served(settings, status) as port, channel:
-            plan, declarations = _make_plan(settings, checkpoints, channel, roster)
+        with (
+            _served(settings, status) as port,
+            _kept(settings.out, status),
+            channel,
+            _withdrawn(settings.out, channel, checkpoints, signer),
+        ):
+            plan, declarations = _make_plan(
+                settings, checkpoints, channel, roster, signer
+            )
+            if settings.schema is not None:
+                plan = replace(plan, schema=settings.schema)
             devices = FleetDevices(
                 channel,
                 declarations,
@@ -116,21 +151,80 @@ def run_server(
                 deadline=settings.deadline,
                 minimum=settings.minimum,
                 patience=settings.patience,
+                quorum=settings.quorum,
+                participation=settings.participation,
                 precision=settings.precision,
                 roster=roster,
             )
             folder = settings.out / "run"
             if (folder / "model.npz").exists():
-                return _finished(folder, plan, devices)
+                return _finished(folder, plan)
             if on_begin is not None:
                 on_begin(plan, devices.names, port)
             about = {"fleet": settings.name, "devices": list(devices.names)}
             record = Record(folder, about=about)
-            run = train(plan, devices, record=record, on_round=on_round)
-            devices.finish()
-            return run
+            return train(plan, devices, record=record, on_round=on_round)
     finally:
         checkpoints.close()
+
+
+def waiting_status(settings: Settings, roster: Roster) -> dict[str, Any]:
+    """Return the status before there is a plan: who has declared."""
+    declared = sorted(roster.declarations)
+    return {
+        "name": settings.name,
+        "devices": [],
+        "declared": [{"name": n, "online": roster.online.get(n)} for n in declared],
+        "awaited": settings.devices,
+    }
+
+
+@contextmanager
+def _withdrawn(
+    out: Path, channel: Channel, checkpoints: Checkpoints, signer: Signer
+) -> Iterator[None]:
+    """At any end, leave no offer and no order behind; tell devices if it is for good.
+
+    A run that failed or was stopped may resume: then it publishes them again.
+    """
+    try:
+        yield
+    except CancelledError as error:
+        withdraw(channel, checkpoints, signer=signer, reason=str(error)[:200])
+        raise
+    except BaseException:
+        withdraw(channel, checkpoints)
+        raise
+    withdraw(channel, checkpoints, signer=signer)
+
+
+@contextmanager
+def _kept(out: Path, source: Source) -> Iterator[None]:
+    """Keep the status in a file, which stays after the end."""
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.wait(_STATUS_SECONDS):
+            with suppress(RecordError):  # a full disk; the run itself reports that
+                write_status(out, source())
+
+    writer = threading.Thread(target=write, daemon=True)
+    write_status(out, source())
+    writer.start()
+    state, reason = State.FINISHED, ""
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        state = State.STOPPED if stopped else State.FAILED
+        state = State.CANCELLED if isinstance(error, CancelledError) else state
+        reason = str(error)
+        raise
+    finally:
+        stop.set()
+        writer.join()
+        with suppress(RecordError):
+            write_status(out, source() | {"state": state, "reason": reason})
 
 
 @contextmanager
@@ -146,10 +240,9 @@ def _served(settings: Settings, source: Source) -> Iterator[int | None]:
         status.close()
 
 
-def _finished(folder: Path, plan: Plan, devices: FleetDevices) -> Run:
-    """Return a completed run; withdraw its offers, in case a kill prevented that."""
+def _finished(folder: Path, plan: Plan) -> Run:
+    """Return a completed run; its offers are withdrawn, if a kill prevented that."""
     _log.info("the run in %s is complete already", folder)
-    devices.finish()
     run = read_run(folder)
     assert run.theta is not None  # model.npz exists
     return Run(theta=run.theta, rounds=run.rounds, plan=plan)
@@ -160,6 +253,7 @@ def _make_plan(
     checkpoints: Checkpoints,
     channel: Channel,
     roster: Roster,
+    signer: Signer,
 ) -> tuple[Plan, Sequence[Declaration]]:
     """Return the plan of an interrupted run, or a new one for the declared devices."""
     stored = checkpoints.run()
@@ -168,8 +262,16 @@ def _make_plan(
         _log.info("run %s resumes after round %d", stored.name, closed)
         return Plan.from_dict(stored.plan), stored.declarations
     declarations = gather(
-        channel, roster, count=settings.devices, seconds=settings.wait
+        channel, roster, count=settings.devices, seconds=settings.wait, signer=signer
     )
-    return plan_fleet(
-        declarations, dissimilarity=settings.dissimilarity, planner=settings.planner
-    )
+    try:
+        return plan_fleet(
+            declarations,
+            dissimilarity=settings.dissimilarity,
+            planner=settings.planner,
+            roster=roster,
+            schema=None if settings.schema is None else settings.schema.digest,
+        )
+    finally:
+        roster.send_notices(channel, signer)
+        channel.flush(_FLUSH)

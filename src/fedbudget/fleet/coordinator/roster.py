@@ -3,20 +3,28 @@
 Declarations are untrusted and cost nothing. A device is left out of the plan, with a
 warning, if it cannot pay for a round, if it has other columns or another loss than most
 devices, or if it demands much more noise than the others. So no single declaration can
-end the run or ruin the model.
+end the run or ruin the model. The device is sent the reason, as a signed notice.
+
+Columns must agree in more than their number: devices whose schemas differ in order,
+bounds, categories or label values would train a model of nothing. They declare the
+digest of their schema.
+
+A device declares the identity of its ledger, too. If it changes, two processes use the
+device's certificate: each charges its own ledger, and neither knows what the other
+has released. Such a device is refused until the coordinator is started again.
 """
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array
+from fedbudget.checks import Array, identity
 from fedbudget.errors import (
     InfeasibleBudgetError,
     InvalidInputError,
@@ -25,24 +33,36 @@ from fedbudget.errors import (
 )
 from fedbudget.fleet.transport.channel import Channel, Message
 from fedbudget.fleet.wire import topics
-from fedbudget.fleet.wire.messages import Declaration
+from fedbudget.fleet.wire.messages import MAX_NOTICE, WIRE, Declaration, Notice
+from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import Plan, plan
 from fedbudget.planning.settings import PLANNER
 from fedbudget.problem import USUAL_DISSIMILARITY, Problem
+from fedbudget.version import __version__
 
 _log = logging.getLogger(__name__)
 
 _DECLARATION_BYTES = 4096  # more than any declaration needs
+_MOST_NOTICES = 100_000  # in one process: hostile declarations must not fill memory
 _MIN_EPSILON = 1e-6  # below this, a device's answers are only noise
 _MAX_EXCESS = 10.0  # a device that demands more noise than this factor is left out
 
 
 class Roster:
-    """The devices that have declared themselves, by name."""
+    """The devices that have declared themselves, by name.
 
-    def __init__(self) -> None:
+    Args:
+        declarations: Of a run that is resumed; a device must still have its ledger.
+    """
+
+    def __init__(self, declarations: Iterable[Declaration] = ()) -> None:
         self.declarations: dict[str, Declaration] = {}
         self.online: dict[str, bool] = {}
+        self.returned: set[str] = set()  # that have connected since it was cleared
+        self.clones: dict[str, str] = {}  # reason by device
+        self._ledgers = {d.device: d.ledger for d in declarations if d.ledger}
+        self._notices: dict[str, str] = {}  # to be sent, by device
+        self._noticed: set[tuple[str, str]] = set()
 
     def take(self, message: Message) -> bool:
         """Store a declaration or a connection state; return whether it was one."""
@@ -57,18 +77,67 @@ class Roster:
         online = payload == topics.ONLINE
         if self.online.get(device) != online:
             _log.info("device %s is %s", device, "online" if online else "offline")
+        if online:
+            self.returned.add(device)
         self.online[device] = online
 
     def _declare(self, device: str, payload: bytes) -> None:
         if not payload:  # withdrawn
             self.declarations.pop(device, None)
             return
-        declaration = Declaration.from_bytes(payload, limit=_DECLARATION_BYTES)
+        try:
+            declaration = Declaration.from_bytes(payload, limit=_DECLARATION_BYTES)
+        except MessageError as error:
+            self.notify(device, f"its declaration cannot be read by {_here()}: {error}")
+            raise
         if declaration.device != device:
             raise MessageError(
                 f"declares {declaration.device!r} on the topic of {device!r}"
             )
         self.declarations[device] = declaration
+        self._check_ledger(declaration)
+
+    def _check_ledger(self, declaration: Declaration) -> None:
+        device, ledger = declaration.device, declaration.ledger
+        if ledger is None:
+            return
+        first = self._ledgers.setdefault(device, ledger)
+        if ledger != first:
+            self.refuse(
+                device,
+                f"it declared ledger {first[:12]} first and {ledger[:12]} "
+                "later: two processes use its certificate, or its ledger was replaced; "
+                "stop one of them, and start the coordinator again",
+            )
+
+    def refuse(self, device: str, reason: str) -> None:
+        """Refuse a device of which there are two, or whose ledger was replaced."""
+        if device not in self.clones:
+            _log.error("device %s is refused: %s", device, reason)
+            self.clones[device] = reason
+            self.notify(device, reason)
+
+    def notify(self, device: str, reason: str) -> None:
+        """Have a notice sent to a device, once for every reason."""
+        try:
+            identity("device", device)
+        except InvalidInputError:
+            return  # no device can have this name
+        if (device, reason) not in self._noticed and len(self._noticed) < _MOST_NOTICES:
+            self._noticed.add((device, reason))
+            self._notices[device] = reason
+
+    def send_notices(self, channel: Channel, signer: Signer) -> None:
+        """Send the notices that are waiting."""
+        while self._notices:
+            device, reason = self._notices.popitem()
+            notice = Notice(device=device, reason=reason[:MAX_NOTICE])
+            channel.publish(topics.notice(device), signer.sign(notice))
+
+
+def _here() -> str:
+    """Return the coordinator's side of a mismatch, in words."""
+    return f"the coordinator's release {__version__}, wire {WIRE}"
 
 
 def gather(
@@ -77,8 +146,11 @@ def gather(
     *,
     count: int | None,
     seconds: float,
+    signer: Signer | None = None,
 ) -> list[Declaration]:
     """Wait for `count` declarations, and return them sorted by device name.
+
+    With a signer, devices whose declarations cannot be read are sent a notice.
 
     Raises:
         TrainingError: Fewer devices have declared themselves in time.
@@ -90,6 +162,8 @@ def gather(
         if message is None:
             break
         _store(channel, roster, message)
+        if signer is not None:
+            roster.send_notices(channel, signer)
     num_declared = len(roster.declarations)
     if num_declared < (count or 1):
         trouble = f", and {channel.trouble}" if channel.trouble else ""
@@ -150,12 +224,50 @@ def compatible(declarations: Sequence[Declaration]) -> Selection:
     """
     if not declarations:
         raise InvalidInputError("no device to plan for: start some")
-    kinds = Counter((d.dim, d.loss, d.num_classes) for d in declarations)
+    kinds = Counter(map(_kind, declarations))
     kind = kinds.most_common(1)[0][0]
+    like = [d.device for d in declarations if _kind(d) == kind]
+    names = ", ".join(like[:3]) + (f" and {len(like) - 3} more" if like[3:] else "")
     left_out = {
-        d.device: f"{d.dim} columns, loss {d.loss}, not {kind[0]}, {kind[1]}"
+        d.device: f"it has {_shape_text(_kind(d))}, but {names} have "
+        f"{_shape_text(kind)}: give all devices one schema and one loss"
         for d in declarations
-        if (d.dim, d.loss, d.num_classes) != kind
+        if _kind(d) != kind
+    }
+    return _select(declarations, left_out)
+
+
+def _kind(declaration: Declaration) -> tuple[int, str, int, str | None]:
+    """Return what devices that share a model have in common."""
+    d = declaration
+    return d.dim, d.loss, d.num_classes, d.schema
+
+
+def _shape_text(kind: tuple[int, str, int, str | None]) -> str:
+    dim, loss, classes, schema = kind
+    digest = "no schema" if schema is None else f"schema {schema[:12]}"
+    scores = f", {classes} classes" if classes > 1 else ""
+    return f"{dim} columns, loss {loss}{scores}, {digest}"
+
+
+def _with_schema(declarations: Sequence[Declaration], digest: str | None) -> Selection:
+    """Select the devices that declare this schema, or none."""
+    left_out = {
+        d.device: f"it has schema {d.schema[:12]}, but the coordinator's --schema is "
+        f"{digest[:12]}: give both the same file"
+        for d in declarations
+        if digest is not None and d.schema is not None and d.schema != digest
+    }
+    return _select(declarations, left_out)
+
+
+def _with_our_messages(declarations: Sequence[Declaration]) -> Selection:
+    """Select the devices that read what this coordinator sends."""
+    left_out = {
+        d.device: f"its release {d.software or 'is unknown'}, wire {d.wire or 1}, does "
+        f"not read the orders of {_here()}: install the same release"
+        for d in declarations
+        if (d.wire or 1) < WIRE
     }
     return _select(declarations, left_out)
 
@@ -202,19 +314,28 @@ def plan_fleet(
     *,
     dissimilarity: str | float = USUAL_DISSIMILARITY,
     planner: str = PLANNER,
+    roster: Roster | None = None,
+    schema: str | None = None,
 ) -> tuple[Plan, list[Declaration]]:
     """Plan for the devices that can take part together; return the plan and them.
+
+    The others are logged with the reason, and noted in the roster for their notices.
+    `schema` is the digest of the one that devices must have, if it is known.
 
     Raises:
         InfeasibleBudgetError: No device can take part.
     """
-    selected = _logged(_with_budget(declarations))
+    roster = Roster() if roster is None else roster
+    declarations = _logged(_select(declarations, roster.clones), roster)
+    declarations = _logged(_with_our_messages(declarations), roster)
+    declarations = _logged(_with_schema(declarations, schema), roster)
+    selected = _logged(_with_budget(declarations), roster)
     if not selected:
         raise InfeasibleBudgetError(
             f"none of the {len(declarations)} devices has a budget for one round with "
             "one step: their owners have to raise it, or lower their prices"
         )
-    selected = _logged(compatible(selected))
+    selected = _logged(compatible(selected), roster)
     while True:
         candidate = _plan(selected, dissimilarity=dissimilarity, planner=planner)
         if _falls_too_far(candidate, selected):
@@ -228,13 +349,14 @@ def plan_fleet(
         selection = _without_excessive_noise(candidate, selected)
         if not selection.left_out:
             return _with_demanded_noise(candidate, selected), selected
-        selected = _logged(selection)
+        selected = _logged(selection, roster)
 
 
-def _logged(selection: Selection) -> list[Declaration]:
-    """Return the selected devices, and log the others."""
+def _logged(selection: Selection, roster: Roster) -> list[Declaration]:
+    """Return the selected devices; log the others, and have notices sent to them."""
     for device, reason in selection.left_out.items():
         _log.warning("device %s is left out: %s", device, reason)
+        roster.notify(device, reason)
     return selection.declarations
 
 

@@ -21,6 +21,7 @@ import logging
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbudget.algorithm import weighted_mean
 from fedbudget.checks import Array
@@ -62,6 +63,11 @@ class RoundContext:
     plan: Plan
     precision: str
     shift_limit: Array  # of drift correction, per device: see `ShiftLimit`
+    asked: NDArray[np.bool_]  # devices that are to carry the order out; shape (M,)
+
+
+class CloneError(MessageError):
+    """Two devices answer under one name, or one with an old copy of its ledger."""
 
 
 def max_distance(plan: Plan, index: int, theta: Array) -> float:
@@ -120,10 +126,14 @@ def is_final(reply_code: str) -> bool:
     return reply_code != _TRANSIENT
 
 
+def read_order(payload: bytes) -> RoundOrder:
+    """Return a signed order, as devices read it."""
+    return RoundOrder.from_bytes(decode(payload)[0])
+
+
 def theta_of(payload: bytes, precision: str, num_params: int) -> Array:
     """Return the model in an order, as devices read it."""
-    body, _ = decode(payload)
-    return theta_from_bytes(RoundOrder.from_bytes(body).theta, precision, num_params)
+    return theta_from_bytes(read_order(payload).theta, precision, num_params)
 
 
 class ShiftLimit:
@@ -181,10 +191,13 @@ class OpenRound:
         self._rounds = dict(
             zip(names, context.plan.device_rounds.tolist(), strict=True)
         )
-        self._selected = {n for n in names if self._rounds[n] >= context.round}
+        asked = zip(names, context.asked.tolist(), strict=True)
+        self._selected = {n for n, is_asked in asked if is_asked}
         self._transient: set[str] = set()  # refused for now, may still answer
         self._late_devices: set[str] = set()  # replied to an earlier round
         self.replies = checkpoints.replies(context.round)
+        self._num_answers = sum(map(self._answered, self.replies))
+        self._unanswered = self._selected - set(self.replies)
         tally.begin(context.round, self.replies)
         for device, reply in checkpoints.replies(0).items():
             is_new = device in self._selected and device not in self.replies
@@ -194,7 +207,7 @@ class OpenRound:
     @property
     def num_answers(self) -> int:
         """The number of answers."""
-        return sum(reply.outcome == Outcome.ANSWERED for reply in self.replies.values())
+        return self._num_answers
 
     @property
     def num_selected(self) -> int:
@@ -202,14 +215,23 @@ class OpenRound:
         return len(self._selected)
 
     @property
+    def answered(self) -> list[str]:
+        """The devices whose answers count."""
+        return [name for name in self._names if self._answered(name)]
+
+    def asks(self, name: str) -> bool:
+        """Return whether the round asks a device."""
+        return name in self._selected
+
+    @property
     def waiting(self) -> set[str]:
         """The devices that may still answer."""
-        return (self._selected - set(self.replies)) | self._transient
+        return self._unanswered | self._transient
 
     @property
     def silent(self) -> set[str]:
         """The devices that have sent nothing, not even a late answer."""
-        return self._selected - set(self.replies) - self._late_devices
+        return self._unanswered - self._late_devices
 
     def take(self, device: str, payload: bytes) -> None:
         """Store a reply.
@@ -235,16 +257,30 @@ class OpenRound:
         earlier = self.replies.get(device)
         if earlier is not None and earlier.outcome == Outcome.ANSWERED:
             if reply.theta != earlier.theta:
-                raise MessageError(
-                    "it has answered this round before, with another model"
+                raise CloneError(
+                    "it has answered this round before, with another model: two "
+                    "processes answer for it, or its ledger is an old copy; stop one "
+                    "of them, or restore the newest ledger"
                 )
             return  # the same bytes again: the order was delivered twice
         if reply.refused:
             self._refuse(device, reply)
             return
+        self._check_previous(device, reply)
         read_answer(reply, self.context, self._index[device])
         self._transient.discard(device)
         self._note(device, stored(reply))
+
+    def _check_previous(self, device: str, reply: Reply) -> None:
+        """Refuse an answer whose ledger lacks the charge of an earlier answer."""
+        last = self._tally.last_answers.get(device, 0)
+        if reply.previous is not None and reply.previous < last < reply.round:
+            raise CloneError(
+                f"its ledger has round {reply.previous} as the last one before round "
+                f"{reply.round}, but it has answered round {last}: two processes "
+                "answer for it, or its ledger is an old copy; stop one of them, or "
+                "restore the newest ledger"
+            )
 
     def _answer_to_offer(self, device: str, reply: Reply) -> None:
         """Store a reply to the offer; a refusal of the run is one of all its rounds."""
@@ -275,7 +311,7 @@ class OpenRound:
 
     def average(self, theta: Array) -> Array:
         """Return the weighted mean of the answers; `theta` if there are none."""
-        answered = [n for n in self._names if self._answered(n)]
+        answered = self.answered
         if not answered:
             return np.asarray(theta, dtype=np.float64)
         weights = np.array(
@@ -303,8 +339,8 @@ class OpenRound:
     def _late(self, device: str, reply: Reply) -> None:
         """Note that a device was charged for a closed round."""
         self._late_devices.add(device)
-        earlier = self._checkpoints.replies(reply.round).get(device)
-        if reply.refused or (earlier and earlier.outcome != Outcome.REFUSED):
+        earlier = self._checkpoints.outcome_of(reply.round, device)
+        if reply.refused or earlier not in (None, Outcome.REFUSED):
             return
         _log.info("device %s answers round %d too late", device, reply.round)
         self._checkpoints.add_reply(
@@ -313,7 +349,10 @@ class OpenRound:
         self._tally.late(device, was_refused=earlier is not None)
 
     def _note(self, device: str, reply: StoredReply) -> None:
+        self._num_answers -= self._answered(device)
         self.replies[device] = reply
+        self._num_answers += self._answered(device)
+        self._unanswered.discard(device)
         self._checkpoints.add_reply(reply)
         self._tally.note(reply)
 

@@ -1,6 +1,6 @@
 """Upper bounds on what each device has spent, from its declaration and its replies.
 
-A selected device counts as charged, even if its answer was late or never arrived. Only
+An asked device counts as charged, even if its answer was late or never arrived. Only
 a refusal that a device sends before any charge, such as for its budget, counts as free.
 The exact numbers are in the device's own ledger.
 """
@@ -17,6 +17,7 @@ from fedbudget.fleet.coordinator.checkpoints import (
     Checkpoints,
     Outcome,
     StoredReply,
+    unpack_bits,
 )
 from fedbudget.fleet.wire.messages import Declaration
 from fedbudget.planning import Plan
@@ -46,6 +47,7 @@ class Tally:
         self.answers = dict(checkpoints.rounds_with(Outcome.ANSWERED))
         self.lates = dict(checkpoints.rounds_with(Outcome.LATE))
         self.refusals = dict(checkpoints.rounds_with(Outcome.REFUSED))
+        self.last_answers = checkpoints.last_answers()  # round by device
         self.round, self.rounds_closed = 0, checkpoints.rounds_closed()
         # The last rounds since the coordinator's start, with their durations.
         self.seconds: deque[tuple[int, float]] = deque(maxlen=_MAX_ROUNDS)
@@ -61,6 +63,8 @@ class Tally:
     def note(self, reply: StoredReply) -> None:
         """Count a reply to the open round."""
         self.current[reply.device] = reply.outcome
+        if reply.outcome == Outcome.ANSWERED:
+            self.last_answers[reply.device] = reply.round
 
     def late(self, device: str, *, was_refused: bool) -> None:
         """Count an answer to a closed round."""
@@ -136,6 +140,8 @@ class Tally:
         refused = self._checkpoints.rounds_refused(rounds, except_for=MAY_BE_CHARGED)
         selected = np.minimum(self.plan.device_rounds, rounds)
         free = np.array([refused.get(name, 0) for name in self.names])
+        for number, asked in self._checkpoints.asked(rounds):
+            free += self.plan.takes_part(number) & ~unpack_bits(asked, len(free))
         paid = np.asarray(selected - free, dtype=np.float64)
         if self.plan.noise_decay == 1:
             return _Paid(paid, paid)

@@ -6,8 +6,6 @@ is incomplete, and not a row yet.
 
 import csv
 import hashlib
-import json
-import tomllib
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from fedbudget.data.columns import check_name
-from fedbudget.data.schema import Schema
+from fedbudget.data.schema import Schema, read_schema_file
 from fedbudget.data.text_rows import open_text, typed_columns
 from fedbudget.data.unit_ball import check_unit_ball
-from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.errors import DataError
 from fedbudget.fleet.device.exact_steps import ExactRows
 from fedbudget.fleet.device.policy import DataPolicy
 from fedbudget.losses import Labels, Loss, loss_named
@@ -39,6 +37,7 @@ class DeviceRows:
     rows: ExactRows
     num_classes: int  # as in a plan: 1 unless the loss is softmax
     stamp: tuple[int, int, int]  # inode, size and modification time of the file
+    schema: str | None = None  # digest; None for files of ready rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -76,18 +75,22 @@ def read_rows(policy: DataPolicy) -> DeviceRows:
     Raises:
         DataError: The file is missing, damaged, or does not match the schema.
     """
-    stamp = stamp_of(policy.file)
+    stamp, schema = stamp_of(policy.file), None
     try:
         if policy.file.suffix == ".npz":
             rows, classes = _read_npz(policy)
         else:
-            rows, classes = _read_table(policy)
+            schema = _schema_of(policy)
+            rows, classes = _read_table(policy, schema)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise DataError(
             f"data file {str(policy.file)!r} cannot be read: {error}"
         ) from None
     return DeviceRows(
-        rows=rows, num_classes=_num_classes(policy.loss, classes), stamp=stamp
+        rows=rows,
+        num_classes=_num_classes(policy.loss, classes),
+        stamp=stamp,
+        schema=None if schema is None else schema.digest,
     )
 
 
@@ -140,25 +143,20 @@ def _read_schema(source: Path | Mapping[str, Any]) -> Schema:
     """
     if isinstance(source, Mapping):
         return Schema.from_dict(source)
-    try:
-        text = source.read_text(encoding="utf-8")
-        plain = tomllib.loads(text) if source.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise InvalidInputError(f"schema {str(source)!r}: {error.strerror}") from None
-    except ValueError as error:
-        raise InvalidInputError(
-            f"schema {str(source)!r} cannot be read: {error}"
-        ) from None
-    return Schema.from_dict(plain)
+    return read_schema_file(source)
 
 
-def _read_table(policy: DataPolicy) -> tuple[ExactRows, int | None]:
+def _schema_of(policy: DataPolicy) -> Schema:
     assert policy.schema is not None  # checked by the policy
     schema = _read_schema(policy.schema)
     if policy.label not in (None, schema.label):
         raise DataError(
             f"label {policy.label!r} is not the schema's, {schema.label!r}: correct one"
         )
+    return schema
+
+
+def _read_table(policy: DataPolicy, schema: Schema) -> tuple[ExactRows, int | None]:
     with open_text(policy.file) as text:
         rows = ExactRows.joined(_blocks(schema, csv.reader(_complete_lines(text))))
     return rows, None if schema.classes is None else len(schema.classes)

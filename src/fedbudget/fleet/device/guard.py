@@ -41,18 +41,22 @@ from fedbudget.fleet.device.periods import (
     num_usable,
 )
 from fedbudget.fleet.device.policy import Policy, PricePolicy
+from fedbudget.fleet.device.withdrawals import ENDED, Withdrawals
 from fedbudget.fleet.wire.messages import (
     ACCEPTED,
     ANSWERED,
+    WIRE,
     Declaration,
+    Notice,
     Reply,
     RoundOrder,
     RunOffer,
+    run_of,
     theta_from_bytes,
     theta_to_bytes,
 )
-from fedbudget.fleet.wire.signing import Trust
 from fedbudget.ledger import Charge
+from fedbudget.version import __version__
 
 _log = logging.getLogger(__name__)
 MOST_RUNS = 10_000  # in one ledger
@@ -191,7 +195,6 @@ class Guard:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._trust = Trust(policy.orders.trusted)
         self._rows: DeviceRows = read_rows(policy.data)
         self._frozen: dict[bytes, _FrozenRows] = {}
         self._waiting: OrderedDict[bytes, bytes] = OrderedDict()
@@ -199,6 +202,7 @@ class Guard:
             policy.ledger, policy.budget, lineage=policy.data.lineage
         )
         try:
+            self._withdrawals = Withdrawals(self._ledger, policy.orders)
             self._num_samples = self._declared_rows(self._rows)
             self._note_data(self._rows)
             self._renew(self._rows)
@@ -228,6 +232,10 @@ class Guard:
             accountant=policy.budget.accountant,
             least_noise_multiplier=policy.orders.least_noise_multiplier,
             info=policy.public.info,
+            wire=WIRE,
+            software=__version__,
+            schema=self._rows.schema,
+            ledger=self._ledger.identity,
         )
 
     @property
@@ -258,11 +266,14 @@ class Guard:
     def answer_offer(self, data: bytes) -> list[Reply]:
         """Join a run, or refuse; then answer an order that arrived before its offer."""
         try:
-            body, key = self._trust.open(data)
-            offer = RunOffer.from_bytes(body)
+            body, key = self._withdrawals.coordinators.open(data)
         except MessageError as error:
             _log.warning("an offer is ignored: %s", error)
             return []  # no trusted coordinator sent it
+        try:
+            offer = RunOffer.from_bytes(body)
+        except MessageError as error:
+            return self._unsupported(RunOffer.kind, body, error)
         try:
             self._join(offer, body, key)
         except _Refusal as refusal:
@@ -270,7 +281,11 @@ class Guard:
         except (LedgerError, InvalidInputError) as error:
             return [self._trouble(offer.run, 0, error)]
         accepted = Reply(
-            device=self._policy.device, run=offer.run, round=0, code=ACCEPTED
+            device=self._policy.device,
+            run=offer.run,
+            round=0,
+            code=ACCEPTED,
+            previous=self._ledger.last_round(offer.run),
         )
         early = self._waiting.pop(offer.run, None)
         return [accepted, *([] if early is None else self.answer_order(early))]
@@ -278,11 +293,16 @@ class Guard:
     def answer_order(self, data: bytes) -> list[Reply]:
         """Carry out a round, or refuse; ignore orders for other devices."""
         try:
-            body, key = self._trust.open(data)
-            order = RoundOrder.from_bytes(body)
+            body, key = self._withdrawals.anyone.open(data)
+            if self._withdrawals.take(body, key):
+                return []
         except MessageError as error:
             _log.warning("an order is ignored: %s", error)
             return []
+        try:
+            order = RoundOrder.from_bytes(body)
+        except MessageError as error:
+            return self._unsupported(RoundOrder.kind, body, error)
         try:
             joined = self._ledger.run(order.run)
             if joined is None:
@@ -293,11 +313,33 @@ class Guard:
                 return []
             if joined.key != key:
                 raise _Refusal("untrusted", "another coordinator signed the offer")
+            if not order.selects(RunOffer.from_bytes(joined.offer).index):
+                return []  # other devices carry it out: nothing is charged here
             return [self._carry_out(order, joined)]
         except _Refusal as refusal:
             return [self._refused(order.run, order.round, refusal)]
         except (LedgerError, InvalidInputError) as error:
             return [self._trouble(order.run, order.round, error)]
+
+    def take_notice(self, data: bytes) -> list[Reply]:
+        """Log why a trusted coordinator leaves this device out."""
+        try:
+            notice = Notice.from_bytes(self._withdrawals.coordinators.open(data)[0])
+        except MessageError as error:
+            _log.warning("a notice is ignored: %s", error)
+            return []
+        if notice.device == self._policy.device:
+            _log.error("the coordinator leaves this device out: %s", notice.reason)
+        return []
+
+    def _unsupported(self, kind: str, body: bytes, error: MessageError) -> list[Reply]:
+        """Refuse a trusted coordinator's message that this release cannot read."""
+        _log.error("this %s of the coordinator cannot be read: %s", kind, error)
+        run_and_round = run_of(body, kind)
+        if run_and_round is None:
+            return []
+        reason = f"this device has release {__version__}, wire {WIRE}: {error}"
+        return [self._refused(*run_and_round, _Refusal("unsupported", reason))]
 
     def _carry_out(self, order: RoundOrder, joined: JoinedRun) -> Reply:
         offer = RunOffer.from_bytes(joined.offer)
@@ -305,6 +347,8 @@ class Guard:
         if stored is not None:
             return Reply.from_bytes(stored)
         last = self._ledger.last_round(order.run)
+        if self._ledger.has_ended(order.run, joined.key):
+            raise _Refusal("policy", ENDED)
         if order.round == last:
             raise _Refusal(
                 "already-charged", "the answer to this round was lost in a crash"
@@ -331,7 +375,7 @@ class Guard:
         if overdrawn is not None:
             self._ledger.note_overdraft(order.run, overdrawn)
             raise _Refusal(overdrawn, _OVERDRAWS)
-        return self._compute(offer, order, state, rows)
+        return self._compute(offer, order, state, rows, last)
 
     def _check_overdrafts(self, key: str, run: bytes) -> None:
         """Refuse, without a look at the budget, what could reveal more of it."""
@@ -357,7 +401,12 @@ class Guard:
         return state
 
     def _compute(
-        self, offer: RunOffer, order: RoundOrder, state: DriftState, rows: ExactRows
+        self,
+        offer: RunOffer,
+        order: RoundOrder,
+        state: DriftState,
+        rows: ExactRows,
+        previous: int,
     ) -> Reply:
         """Compute the charged steps, and store the answer."""
         theta = noisy_steps(
@@ -382,6 +431,7 @@ class Guard:
             round=order.round,
             code=ANSWERED,
             theta=released,
+            previous=previous,
         )
         needed = offer.drift_momentum is not None and order.round < offer.rounds
         stored_state = state.to_bytes() if needed else None
@@ -397,6 +447,8 @@ class Guard:
             return
         if offer.device != self._policy.device:
             raise _Refusal("policy", "this offer is for another device")
+        if self._ledger.has_ended(offer.run, key):
+            raise _Refusal("policy", ENDED)
         self._check_overdrafts(key, offer.run)
         if self._ledger.num_runs >= MOST_RUNS:
             raise _Refusal(

@@ -15,7 +15,7 @@ from fedbudget.errors import LedgerError
 
 KINDS = (
     *("open", "budget", "data", "run", "charge", "answer", "overdraft", "clear"),
-    *("period", "evaluation", "revoke"),
+    *("period", "evaluation", "revoke", "end"),
 )
 START = bytes(32)  # the first entry has no digest before it
 

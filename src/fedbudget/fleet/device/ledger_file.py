@@ -26,6 +26,7 @@ one period, and so do its charges. Entries of releases without periods are of pe
 
 import hashlib
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -45,11 +46,12 @@ from fedbudget.fleet.device.hash_chain import (
 )
 from fedbudget.fleet.device.periods import FIRST, Period, RowRange
 from fedbudget.fleet.device.policy import BudgetPolicy
-from fedbudget.fleet.wire.messages import RunOffer
+from fedbudget.fleet.wire.messages import LEDGER_DIGITS, RunOffer
 from fedbudget.ledger import Charge, Ledger, mu_squared
 
 PRIVACY, COST = "privacy-budget", "cost-budget"  # the budget a charge overdraws
 SHARE = "share"  # evaluations would overdraw their share of the privacy budget
+_IDENTITY = b"fedbudget ledger identity 1\x00"
 
 
 class StoredAnswer(NamedTuple):
@@ -171,6 +173,7 @@ class _Memory:
     ledgers: dict[int, Ledger]  # by period
     periods: list[Period] = field(default_factory=lambda: [FIRST])
     head: Entry | None = None
+    identity: str = ""
     budget: dict[str, Any] | None = None
     data: tuple[int, str] | None = None  # last noted number of rows and fingerprint
     first_rows: int | None = None  # first noted number of rows
@@ -178,6 +181,7 @@ class _Memory:
     evaluations: dict[bytes, JoinedRun] = field(default_factory=dict)
     evaluated: list[tuple[int, Charge]] = field(default_factory=list)  # by period
     revoked: set[str] = field(default_factory=set)  # coordinators' keys
+    ended: set[tuple[bytes, str]] = field(default_factory=set)  # run, coordinator's key
     overdrafts: dict[bytes, str] = field(default_factory=dict)  # run -> its budget
     last_round: dict[bytes, int] = field(default_factory=dict)
 
@@ -250,6 +254,22 @@ class LedgerFile:
         with self._open() as database:
             self._write(database, "revoke", body)
 
+    def end(self, run: bytes, key: str, reason: str) -> None:
+        """Record that a coordinator has ended a run: it is never charged again."""
+        with self._open() as database:
+            self._write(database, "end", {"key": key, "reason": reason}, run=run)
+
+    def has_ended(self, run: bytes, key: str) -> bool:
+        """Return whether this coordinator has ended this run of its own."""
+        with self._open():
+            return (run, key) in self._memory.ended
+
+    @property
+    def num_ended(self) -> int:
+        """The number of runs that a coordinator has ended."""
+        with self._open():
+            return len(self._memory.ended)
+
     def renew(self, first_row: int, fingerprint: Callable[[int, int], str]) -> Period:
         """Start a new period, with a budget of its own, for the rows from here on.
 
@@ -285,6 +305,12 @@ class LedgerFile:
             }
             self._write(database, "period", body)
             return self._memory.periods[-1]
+
+    @property
+    def identity(self) -> str:
+        """The public identity of this ledger and its copies; it reveals no entry."""
+        with self._open():
+            return self._memory.identity
 
     @property
     def data(self) -> tuple[int, str] | None:
@@ -448,7 +474,8 @@ class LedgerFile:
         for entry in entries:
             self._apply(entry)
         if not entries:
-            self._write(database, "open", {"lineage": self._lineage})
+            nonce = os.urandom(16).hex()  # two ledgers never have one identity
+            self._write(database, "open", {"lineage": self._lineage, "nonce": nonce})
         limits = {
             "epsilon": self._policy.epsilon,
             "delta": self._policy.delta,
@@ -463,6 +490,9 @@ class LedgerFile:
         """Apply an entry that is on disk to memory."""
         memory, body = self._memory, entry.body
         memory.head = entry
+        if entry.kind == "open":
+            digest = hashlib.sha256(_IDENTITY + entry.digest).hexdigest()
+            memory.identity = digest[:LEDGER_DIGITS]
         if entry.kind == "open" and body["lineage"] != self._lineage:
             raise LedgerError(
                 f"ledger {str(self._path)!r} is of the data set {body['lineage']!r}, "
@@ -486,6 +516,8 @@ class LedgerFile:
         elif entry.kind == "period":
             memory.periods.append(period_of(entry))
             memory.overdrafts.clear()  # they were of another budget
+        elif entry.kind == "end":
+            memory.ended.add((entry.run, body["key"]))
         elif entry.kind == "revoke":
             memory.revoked.add(body["key"])
         elif entry.kind == "charge":

@@ -177,6 +177,7 @@ class OrderPolicy:
     """Whose orders are carried out, within which limits."""
 
     trusted: tuple[str, ...]
+    recovery: tuple[str, ...]  # keys that may withdraw a trusted one, and nothing else
     runs: tuple[str, ...]  # patterns of run names, with * and ? as in a shell
     least_noise_multiplier: float
     most_tau: int
@@ -358,13 +359,16 @@ def _check_period(top: _Section, policy: Policy) -> None:
 
 def _orders(section: _Section) -> OrderPolicy:
     trusted = section.texts("trusted")
-    for key in trusted:
-        try:
-            read_public_key(key)
-        except InvalidInputError as error:
-            section.refuse("trusted", f"is invalid: {error}")
+    recovery = section.texts("recovery") if "recovery" in section.plain else ()
+    for name, keys in (("trusted", trusted), ("recovery", recovery)):
+        for key in keys:
+            try:
+                read_public_key(key)
+            except InvalidInputError as error:
+                section.refuse(name, f"is invalid: {error}")
     policy = OrderPolicy(
         trusted=trusted,
+        recovery=recovery,
         runs=section.texts("runs", default=["*"]),
         # Below 1, the noise is smaller than one sample's share of a mean gradient.
         least_noise_multiplier=section.number(

@@ -66,8 +66,8 @@ class Device:
             kind, owner = topics.parse(topic)
             if not payload:  # a retained message was cleared
                 return []
-            is_order = topics.is_order(topic)
-            whole = self._joiner.add(f"{kind}/{owner}/{is_order}", payload)
+            content = topics.content(topic)
+            whole = self._joiner.add(f"{kind}/{owner}/{content}", payload)
         except MessageError as error:
             _log.warning("a message is ignored: %s", error)
             return []
@@ -77,10 +77,14 @@ class Device:
         if not is_own:
             _log.warning("a message is ignored: %s is not for this device", topic[:100])
             return []
-        if (obstacle := self.availability.obstacle()) != "":
+        if content != "notice" and (obstacle := self.availability.obstacle()) != "":
             _log.info("an order is not answered: %s", obstacle)
             return []
-        answer = self._guard.answer_order if is_order else self._guard.answer_offer
+        answer = {
+            "offer": self._guard.answer_offer,
+            "order": self._guard.answer_order,
+            "notice": self._guard.take_notice,
+        }[content]
         return [
             Outgoing(reply_topic, data, False)
             for reply in answer(whole)

@@ -23,6 +23,7 @@ import inspect
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import amqtt
@@ -56,6 +57,7 @@ from fedbudget.fleet.transport.amqtt_broker import (
     may_publish,
     may_read,
 )
+from fedbudget.fleet.transport.certificates import refuse_revoked
 from fedbudget.fleet.wire import topics
 
 _FIRST_RELEASE, _END_RELEASE = (0, 12, 1), (0, 13)  # SUPPORTED_AMQTT as numbers
@@ -403,6 +405,7 @@ class FleetBroker(Broker):  # type: ignore[misc]  # untyped
     def _create_ssl_context(listener: ListenerConfig) -> ssl.SSLContext:
         context: ssl.SSLContext = Broker._create_ssl_context(listener)
         context.verify_mode = ssl.CERT_REQUIRED  # to amqtt, it is optional
+        refuse_revoked(context, Path(listener.cafile).with_name("crl.pem"))
         return context
 
     async def stream_connected(

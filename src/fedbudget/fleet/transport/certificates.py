@@ -1,13 +1,18 @@
 """Keys and certificates of a test fleet: one authority, one certificate per client.
 
-    FOLDER/ca.pem, ca.key                   the fleet's certificate authority
+    FOLDER/ca.pem, crl.pem                  the fleet's authority, and what it revoked
     FOLDER/broker.pem, broker.key           for the broker's host names
     FOLDER/coordinator.pem, coordinator.key identifies it to brokers
     FOLDER/coordinator.sign                 Ed25519 key that signs orders (private)
     FOLDER/coordinator.pub                  its public key, for the devices' policies
     FOLDER/measure.pem, measure.key         for `fedbudget measure`
     FOLDER/devices/ID.pem, ID.key           one certificate for each device
+    FOLDER/recovery.pub                     for policies: may withdraw signing keys
+    FOLDER-authority/ca.key, recovery.sign  keep both offline: only new and revoked
+                                            certificates and withdrawals need them
 
+Folders of earlier releases have ca.key in FOLDER, where it is still found. A file
+crl.pem beside ca.pem is used by both sides of every connection; see `authority`.
 A certificate's common name is the name under which its holder may publish. For an
 existing folder, only missing files are created: this adds devices to a fleet.
 """
@@ -19,12 +24,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from fedbudget.checks import whole
 from fedbudget.errors import InvalidInputError, RecordError
 
 if TYPE_CHECKING:
+    import ssl
+
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -33,6 +40,7 @@ COORDINATOR = "coordinator"  # no device may have this name
 MEASURE = "measure"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _RESERVED = ("broker", "ca", COORDINATOR, MEASURE)
+AUTHORITY = "fedbudget fleet"  # the authority's common name
 _MOST_DAYS = 36_500  # a hundred years
 
 
@@ -59,6 +67,11 @@ class Identity:
         return self
 
     @property
+    def crl(self) -> Path:
+        """Where a list of revoked certificates would be, beside the authority's."""
+        return Path(self.ca).with_name("crl.pem")
+
+    @property
     def name(self) -> str:
         """The common name in the certificate, which identifies its holder to brokers.
 
@@ -78,6 +91,15 @@ class Identity:
             ) from None
         names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         return str(names[0].value) if names else ""
+
+
+def refuse_revoked(context: "ssl.SSLContext", crl: Path) -> None:
+    """Refuse certificates on a list of revoked ones; without a list, refuse none."""
+    import ssl
+
+    if crl.is_file():
+        context.load_verify_locations(cafile=crl)
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
 
 
 def identity_of(folder: str | os.PathLike[str], name: str) -> Identity:
@@ -107,8 +129,17 @@ def make_certificates(
     *,
     hosts: Sequence[str] = ("localhost", "127.0.0.1"),
     days: int = 365,
+    authority: str | os.PathLike[str] | None = None,
 ) -> list[Path]:
-    """Create the missing files in a folder, and return their paths."""
+    """Create the missing files in a folder, and return their paths.
+
+    Args:
+        folder: For all files but the authority's keys.
+        devices: Names of devices.
+        hosts: Of the broker.
+        days: Validity of certificates.
+        authority: Folder of the authority's keys; by default, beside the folder.
+    """
     names = [check_name(name) for name in devices]
     whole("days", days, most=_MOST_DAYS)
     if not hosts:
@@ -117,97 +148,155 @@ def make_certificates(
         )
     root = Path(folder)
     try:
-        (root / "devices").mkdir(parents=True, exist_ok=True)
-        return _make(root, names, hosts, days)
+        private_folder(root)
+        private_folder(root / "devices")
+        return _make(root, authority_folder(root, authority), names, hosts, days)
     except OSError as error:
         raise RecordError(
             f"cannot write to {root}: {error.strerror or error}: choose another folder"
         ) from error
 
 
-def _make(
-    root: Path, devices: Sequence[str], hosts: Sequence[str], days: int
-) -> list[Path]:
-    from fedbudget.fleet.wire.signing import Signer
+def private_folder(path: Path) -> None:
+    """Create a folder that only its owner can enter; an existing one stays as it is."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
+
+def authority_folder(root: Path, given: str | os.PathLike[str] | None = None) -> Path:
+    """Return the folder of the authority's keys: given, of old, or beside the others.
+
+    >>> str(authority_folder(Path("keys")))
+    'keys-authority'
+    """
+    if given is not None:
+        return Path(given)
+    if (root / "ca.key").exists():
+        return root
+    return root.with_name(f"{root.resolve().name}-authority")
+
+
+def _make(
+    root: Path, keys: Path, devices: Sequence[str], hosts: Sequence[str], days: int
+) -> list[Path]:
     created: list[Path] = []
-    ca_key, ca = _authority(root, days, created)
+    ca_key, ca = read_authority(root, keys) or _new_authority(root, keys, days, created)
     holders = [(root / "broker", "broker", hosts)]
     holders += [(root / name, name, ()) for name in (COORDINATOR, MEASURE)]
     holders += [(root / "devices" / name, name, ()) for name in devices]
     for path, name, names in holders:
         if path.with_name(f"{path.name}.pem").exists():
             continue
-        key = _new_key()
-        certificate = _certificate(
-            name, key, issuer=(ca, ca_key), hosts=names, days=days
+        key = new_key()
+        certificate = new_certificate(
+            name, key.public_key(), issuer=(ca, ca_key), hosts=names, days=days
         )
-        created += _write_pair(path, key, certificate)
-    if not (root / "coordinator.sign").exists():
-        signer = Signer.generate()
-        # The public key first: the private one marks the pair as complete.
-        public = f"{signer.public_key}\n".encode()
-        _write(root / "coordinator.pub", public, private=False)
-        _write(root / "coordinator.sign", signer.to_pem(), private=True)
-        created += [root / "coordinator.sign", root / "coordinator.pub"]
+        created += write_pair(path, key, certificate)
+    created += _signing_keys(root / "coordinator.sign", root / "coordinator.pub")
+    if keys != root:  # folders of earlier releases have no recovery key
+        created += _signing_keys(keys / "recovery.sign", root / "recovery.pub")
     return created
 
 
-def _authority(
-    root: Path, days: int, created: list[Path]
-) -> "tuple[ec.EllipticCurvePrivateKey, x509.Certificate]":
-    """Return the fleet's authority, created on first use."""
+def _signing_keys(private: Path, public: Path) -> list[Path]:
+    """Create a pair of signing keys, unless it exists."""
+    from fedbudget.fleet.wire.signing import Signer
+
+    if private.exists() or public.exists():
+        return []
+    signer = Signer.generate()
+    # The public key last: it marks the pair as complete.
+    write_file(private, signer.to_pem(), private=True)
+    write_file(public, f"{signer.public_key}\n".encode(), private=False)
+    return [private, public]
+
+
+Authority: TypeAlias = "tuple[ec.EllipticCurvePrivateKey, x509.Certificate]"
+
+
+def read_authority(root: Path, keys: Path) -> "Authority | None":
+    """Return the fleet's authority; none if there is none yet.
+
+    Raises:
+        InvalidInputError: Its key or its certificate is missing or damaged.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    if (root / "ca.pem").exists():
-        try:
-            key = serialization.load_pem_private_key(
-                (root / "ca.key").read_bytes(), password=None
-            )
-            certificate = x509.load_pem_x509_certificate((root / "ca.pem").read_bytes())
-        except (OSError, ValueError) as error:
-            raise InvalidInputError(
-                f"the authority in {root} cannot be read ({error}): choose another "
-                "folder, or restore ca.pem and ca.key"
-            ) from None
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise InvalidInputError(
-                f"{root / 'ca.key'} is not an elliptic-curve key: choose another folder"
-            )
-        return key, certificate
-    key = _new_key()
-    certificate = _certificate("fedbudget fleet", key, issuer=None, hosts=(), days=days)
-    created += _write_pair(root / "ca", key, certificate)
+    if not (root / "ca.pem").exists():
+        return None
+    try:
+        key = serialization.load_pem_private_key(
+            (keys / "ca.key").read_bytes(), password=None
+        )
+        certificate = x509.load_pem_x509_certificate((root / "ca.pem").read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(
+            f"the authority of {root} cannot be read ({error}): bring "
+            f"{keys / 'ca.key'} back, or name its folder with --authority"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InvalidInputError(
+            f"{keys / 'ca.key'} is not an elliptic-curve key: choose another folder"
+        )
     return key, certificate
 
 
-def _new_key() -> "ec.EllipticCurvePrivateKey":
+def _new_authority(
+    root: Path, keys: Path, days: int, created: list[Path]
+) -> "Authority":
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    from fedbudget.fleet.transport.authority import write_crl
+
+    private_folder(keys)
+    key = new_key()
+    certificate = new_certificate(
+        AUTHORITY, key.public_key(), issuer=None, hosts=(), days=days, own_key=key
+    )
+    write_file(keys / "ca.key", private_pem(key), private=True)
+    write_file(root / "ca.pem", certificate.public_bytes(Encoding.PEM), private=False)
+    write_crl(root, (key, certificate), ())
+    created += [keys / "ca.key", root / "ca.pem", root / "crl.pem"]
+    return key, certificate
+
+
+def new_key() -> "ec.EllipticCurvePrivateKey":
+    """Return a new private key."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def _certificate(
+def new_certificate(
     name: str,
-    key: "ec.EllipticCurvePrivateKey",
+    public: "ec.EllipticCurvePublicKey",
     *,
     issuer: "tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None",
     hosts: Sequence[str],
     days: int,
+    own_key: "ec.EllipticCurvePrivateKey | None" = None,
 ) -> "x509.Certificate":
+    """Return a certificate for a client, for a broker (with hosts), or an authority.
+
+    Args:
+        name: Its common name.
+        public: Its key.
+        issuer: None: the authority's own, which `own_key` signs.
+        hosts: Of a broker.
+        days: Validity, from yesterday on.
+        own_key: Of an authority.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import NameOID
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+    signing_key = own_key if issuer is None else issuer[1]
+    assert signing_key is not None
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     # A device with a slow clock must not refuse a certificate created today.
     now = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
-    public = key.public_key()
-    authority = x509.SubjectKeyIdentifier.from_public_key(
-        public if issuer is None else issuer[1].public_key()
-    )
+    authority = x509.SubjectKeyIdentifier.from_public_key(signing_key.public_key())
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -222,17 +311,24 @@ def _certificate(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority),
             critical=False,
         )
+        .add_extension(_key_usage(is_authority=issuer is None), critical=True)
     )
-    if issuer is None:
-        builder = builder.add_extension(_authority_usage(), critical=True)
+    if issuer is not None:
+        # A client's certificate is no broker's, and a broker's no client's.
+        usage = (
+            ExtendedKeyUsageOID.SERVER_AUTH
+            if hosts
+            else ExtendedKeyUsageOID.CLIENT_AUTH
+        )
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
     if hosts:
         builder = builder.add_extension(
             x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
         )
-    return builder.sign(key if issuer is None else issuer[1], hashes.SHA256())
+    return builder.sign(signing_key, hashes.SHA256())
 
 
-def _authority_usage() -> "x509.KeyUsage":
+def _key_usage(*, is_authority: bool) -> "x509.KeyUsage":
     from cryptography import x509
 
     return x509.KeyUsage(
@@ -241,8 +337,8 @@ def _authority_usage() -> "x509.KeyUsage":
         key_encipherment=False,
         data_encipherment=False,
         key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
         encipher_only=False,
         decipher_only=False,
     )
@@ -257,19 +353,21 @@ def _host(host: str) -> "x509.GeneralName":
         return x509.DNSName(host)
 
 
-def _write_pair(
+def write_pair(
     path: Path, key: "ec.EllipticCurvePrivateKey", certificate: "x509.Certificate"
 ) -> list[Path]:
+    """Write PATH.pem and PATH.key, and return their paths."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
     pem, secret = (path.with_name(f"{path.name}.{end}") for end in ("pem", "key"))
-    _write(secret, _private_pem(key), private=True)
+    write_file(secret, private_pem(key), private=True)
     # The certificate last: it marks the pair as complete.
-    _write(pem, certificate.public_bytes(Encoding.PEM), private=False)
+    write_file(pem, certificate.public_bytes(Encoding.PEM), private=False)
     return [pem, secret]
 
 
-def _private_pem(key: "ec.EllipticCurvePrivateKey") -> bytes:
+def private_pem(key: "ec.EllipticCurvePrivateKey") -> bytes:
+    """Return a private key as PEM."""
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
         NoEncryption,
@@ -279,7 +377,7 @@ def _private_pem(key: "ec.EllipticCurvePrivateKey") -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _write(path: Path, content: bytes, *, private: bool) -> None:
+def write_file(path: Path, content: bytes, *, private: bool) -> None:
     """Write a file; if it is private, only its owner may read it."""
     from fedbudget.files import whole_file
 

@@ -44,6 +44,9 @@ class Channel(Protocol):
     def withdraw(self, topic: str) -> None:
         """Remove a retained message."""
 
+    def clear_at_death(self, topic: str) -> None:
+        """Let the transport remove a retained message if this process dies."""
+
     def reconnect(self) -> None:
         """Replace a connection over which nothing arrives; it may be broken."""
 

@@ -9,6 +9,7 @@ not finished is delivered again.
 import logging
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections import deque
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.transport.address import BrokerAddress, node_text
-from fedbudget.fleet.transport.certificates import Identity
+from fedbudget.fleet.transport.certificates import Identity, refuse_revoked
 from fedbudget.fleet.transport.channel import Message
+from fedbudget.fleet.transport.tls_reasons import in_words, probe
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
@@ -33,6 +35,7 @@ _log = logging.getLogger(__name__)
 # after 1.5: a connection whose other end is gone costs less than ten seconds.
 _KEEP_ALIVE = 3
 _SETTLING = 0.3  # seconds in which a broker delivers the messages it has stored
+_FLUSH = 5.0  # seconds to send what is pending before a new connection
 _QOS = 1  # at least once: receivers recognise duplicates by their round
 
 
@@ -76,6 +79,9 @@ class Connection:
         self._nodes = deque(broker.nodes)  # the first one is in use
         self.retained: dict[str, bytes] = {}  # retained, to be published again
         self._problem, self._stopping = "", False
+        self._clears = ""  # the topic of the last will, if it removes a message
+        self._keeps_session = keeps_session
+        self._context: ssl.SSLContext | None = None
         self._client = self._new_client(will, keeps_session=keeps_session)
 
     def start(self) -> "Connection":
@@ -154,6 +160,19 @@ class Connection:
         self.retained.pop(topic, None)
         self.publish(topic, b"", retain=True)
 
+    def clear_at_death(self, topic: str) -> None:
+        """Let the broker remove a retained message if this client dies.
+
+        A last will belongs to a connection: this one ends, and a new one is made.
+        """
+        if self._clears == topic:
+            return
+        self.flush(_FLUSH)  # retained messages are published again, others are not
+        self.stop()
+        self._clears, self._stopping, self._published = topic, False, 0
+        self._client = self._new_client((topic, b""), keeps_session=self._keeps_session)
+        self.start()
+
     def reconnect(self) -> None:
         """End the connection; the next one subscribes and publishes all again."""
         link = self._client.socket()
@@ -214,7 +233,8 @@ class Connection:
         client.max_queued_messages_set(0)  # without limit: nothing is dropped silently
         client.max_inflight_messages_set(1000)
         if self.broker.identity is not None:
-            client.tls_set_context(_tls(self.broker.identity))
+            self._context = _tls(self.broker.identity)
+            client.tls_set_context(self._context)
         if will is not None:
             client.will_set(will[0], will[1], qos=_QOS, retain=True)
         client.on_socket_open = _send_at_once
@@ -253,16 +273,35 @@ class Connection:
             self._state.notify_all()
 
     def _connect_fail(self, client: "Client", userdata: object) -> None:
-        self._failed("no connection; trying again")
+        # The client calls this while it handles the error.
+        self._failed(_problem("no connection", in_words(sys.exc_info()[1])))
+        self._read_certificate()
         if len(self._nodes) > 1:
             self._nodes.rotate(-1)
             client.connect_async(*self._nodes[0], keepalive=_KEEP_ALIVE)
 
     def _disconnect(self, client: "Client", userdata: object, *details: Any) -> None:
         with self._state:
+            was_connected = self._connected
             self._connected, self._subscribed = False, 0  # subscriptions end with it
-        if not self._stopping:
-            self._failed("connection lost; connecting again")
+        if self._stopping:
+            return
+        reason = ""
+        if self._context is not None and not was_connected:
+            # A broker that refuses a certificate says so after the handshake.
+            reason = probe(self._nodes[0], self._context)
+        self._failed(_problem("connection lost", reason))
+        self._read_certificate()
+
+    def _read_certificate(self) -> None:
+        """Read the certificate again: it may have been renewed since."""
+        identity = self.broker.identity
+        if identity is None or self._context is None:
+            return
+        try:
+            self._context.load_cert_chain(identity.certificate, identity.key)
+        except (OSError, ssl.SSLError) as error:
+            _log.warning("%s: the certificate is not read again: %s", self.name, error)
 
     def _message(
         self, client: "Client", userdata: object, message: "MQTTMessage"
@@ -304,6 +343,10 @@ def _send_at_once(client: "Client", userdata: object, channel: Any) -> None:
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
+def _problem(event: str, reason: str) -> str:
+    return f"{event}{f' ({reason})' if reason else ''}; trying again"
+
+
 def _tls(identity: Identity) -> ssl.SSLContext:
     """Return a context for mutual TLS that trusts the fleet's authority only."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -311,6 +354,7 @@ def _tls(identity: Identity) -> ssl.SSLContext:
     try:
         context.load_verify_locations(cafile=identity.ca)
         context.load_cert_chain(identity.certificate, identity.key)
+        refuse_revoked(context, identity.crl)
     except (OSError, ssl.SSLError) as error:
         raise InvalidInputError(
             f"certificate {identity.certificate} cannot be used ({error}): "

@@ -5,6 +5,7 @@
     RunOffer      coordinator -> one device, signed, once per run: the settings of a run
     RoundOrder    coordinator -> all devices, signed, retained: the model of a round
     Reply         device -> coordinator: the new model, or a refusal
+    Notice        coordinator -> one device, signed: why it does not take part
 
 A round order carries the model and little else, so that one order serves all devices.
 The offer has the settings that differ between devices or stay the same in all rounds.
@@ -12,7 +13,10 @@ The offer has the settings that differ between devices or stay the same in all r
 Every message is a canonical CBOR map with its kind and the version of this schema.
 Readers are strict: an unknown key, a wrong type or a number out of range is an error.
 An optional key can be added within a version: older messages stay valid, and older
-readers refuse a message that has it.
+readers refuse a message that has it. So a device declares which messages it reads, as
+a number (`WIRE`), and a coordinator sends it no others. A message that its receiver
+cannot read gets an answer that names both sides: a device replies ``unsupported``, a
+coordinator sends a notice.
 
 The type and the range of every field are checked: messages come from a network.
 """
@@ -32,10 +36,12 @@ from fedbudget.losses import LOSSES
 from fedbudget.text import shown
 
 MAX_COUNT = 1 << 40
+MOST_DEVICES = 1 << 24  # of one run
 # The largest value that an owner may declare: far above any use, and far below where a
 # fleet's plan would overflow.
 MOST_DECLARED = MOST_EPSILON  # as of a budget; also of cost, prices and noise
 MOST_DELTA = 0.5
+MAX_NOTICE = 1000  # characters
 
 Check: TypeAlias = Callable[[str, Any], Any]
 
@@ -73,15 +79,33 @@ def bytes_field(*, least: int, most: int) -> Check:
     return _field(check, bytes)
 
 
+def hex_field(digits: int) -> Check:
+    """Return a check for a text of so many hexadecimal digits."""
+
+    def check(name: str, value: str) -> str:
+        if len(value) != digits or not set(value) <= set("0123456789abcdef"):
+            raise InvalidInputError(
+                f"{name} must be {digits} hexadecimal digits, got {shown(value)}"
+            )
+        return value
+
+    return _field(check, str)
+
+
 def optional(check: Check) -> Check:
     """Return a check that also accepts a missing field."""
     return lambda name, value: None if value is None else check(name, value)
 
 
 TEXT = _field(text, str)
+_NOTICE = _field(text, str, most=MAX_NOTICE)
 IDENTITY = _field(identity, str)
 
 VERSION = 1  # of the schema; a reader refuses any other
+# What this release reads. 1: as of 0.1.0's first files. 2: offers with the device's
+# index, and orders for some of the devices.
+WIRE = 2
+LEDGER_DIGITS = 32  # hexadecimal, of a ledger's identity
 RUN_BYTES = 16  # of a run's random identity
 
 Precision: TypeAlias = Literal["float32", "float64"]
@@ -102,6 +126,7 @@ REFUSALS = (
     "already-charged",  # charged before, but the answer was lost in a crash
     "data-changed",  # the rows of the run have changed or are missing
     "device-trouble",  # a full disk or a damaged ledger; nothing was released
+    "unsupported",  # an offer or an order of a release that this one cannot read
 )
 ACCEPTED = "accepted"  # the reply to an offer, as round 0
 ANSWERED = "answered"
@@ -187,6 +212,13 @@ class Declaration(Message):
     accountant: str  # of the device's ledger
     least_noise_multiplier: float  # that the owner accepts
     info: str = ""  # any other text of the owner
+    # Releases before WIRE 2 declare none of the following.
+    wire: int | None = None  # which messages the device reads, see `WIRE`
+    software: str | None = None  # release of the device's software
+    # Of the columns, their order, bounds and categories, and the label's values; None
+    # for files of ready rows.
+    schema: str | None = None
+    ledger: str | None = None  # random: the ledger's permanent identity
 
     kind: ClassVar[str] = "declaration"
     checks: ClassVar[Mapping[str, Check]] = {
@@ -200,6 +232,10 @@ class Declaration(Message):
         "accountant": one_of_field("gdp", "zcdp"),
         "least_noise_multiplier": _DECLARED,
         "info": TEXT,
+        "wire": optional(whole_field(most=1 << 16)),
+        "software": optional(TEXT),
+        "schema": optional(hex_field(64)),  # SHA-256
+        "ledger": optional(hex_field(LEDGER_DIGITS)),
     }
 
 
@@ -230,6 +266,7 @@ class RunOffer(Message):
     drift_momentum: float | None = None
     # The noise of a round over that of the round before; None: constant noise.
     noise_decay: float | None = None
+    index: int | None = None  # of the device in the plan; orders select by it
 
     kind: ClassVar[str] = "offer"
     checks: ClassVar[Mapping[str, Check]] = {
@@ -246,6 +283,7 @@ class RunOffer(Message):
         "precision": one_of_field(*PRECISIONS),
         "drift_momentum": optional(number_field(least=0, most=1)),
         "noise_decay": optional(_field(number, float, above=0, below=1)),
+        "index": optional(whole_field(least=0, most=MOST_DEVICES)),
         **_SHAPE,
     }
 
@@ -266,13 +304,24 @@ class RoundOrder(Message):
     run: bytes
     round: int  # from 1
     theta: bytes  # the model to start from, in the offer's precision
+    # Bit i, from the lowest of the first byte: the device of index i carries the order
+    # out. None: all do.
+    selected: bytes | None = None
 
     kind: ClassVar[str] = "order"
     checks: ClassVar[Mapping[str, Check]] = {
         "run": _RUN,
         "round": whole_field(most=1 << 30),
         "theta": bytes_field(least=4, most=MAX_BYTES),
+        "selected": optional(bytes_field(least=1, most=MOST_DEVICES // 8)),
     }
+
+    def selects(self, index: int | None) -> bool:
+        """Return whether the device of this index is to carry the order out."""
+        if self.selected is None or index is None:
+            return self.selected is None
+        byte, bit = divmod(index, 8)
+        return byte < len(self.selected) and bool(self.selected[byte] >> bit & 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +334,9 @@ class Reply(Message):
     code: str  # "answered", "accepted", or one of REFUSALS
     theta: bytes | None = None  # of an answer only
     reason: str | None = None  # of a refusal, for people
+    # The last round of the run that was charged before this one; of an accepted offer,
+    # the last one so far. A copy of a device does not know it.
+    previous: int | None = None
 
     kind: ClassVar[str] = "reply"
     checks: ClassVar[Mapping[str, Check]] = {
@@ -294,6 +346,7 @@ class Reply(Message):
         "code": one_of_field(ANSWERED, ACCEPTED, *REFUSALS),
         "theta": optional(bytes_field(least=4, most=MAX_BYTES)),
         "reason": optional(TEXT),
+        "previous": optional(whole_field(least=0, most=1 << 30)),
     }
 
     def __post_init__(self) -> None:
@@ -308,6 +361,32 @@ class Reply(Message):
     def refused(self) -> bool:
         """Whether the device refused."""
         return self.code in REFUSALS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice(Message):
+    """Why a device does not take part, for its owner; signed."""
+
+    device: str
+    reason: str
+
+    kind: ClassVar[str] = "notice"
+    checks: ClassVar[Mapping[str, Check]] = {"device": IDENTITY, "reason": _NOTICE}
+
+
+def run_of(body: bytes, kind: str) -> tuple[bytes, int] | None:
+    """Return run and round of an offer or an order of any version, if it has them.
+
+    For the answer to a message that cannot be read.
+    """
+    try:
+        value = decode(body)
+        if value["kind"] != kind:
+            return None
+        run, round = _RUN("run", value["run"]), value.get("round", 0)
+        return run, whole_field(least=0, most=1 << 30)("round", round)
+    except (MessageError, InvalidInputError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def theta_to_bytes(theta: Array, precision: str) -> bytes:

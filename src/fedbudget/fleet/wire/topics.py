@@ -5,6 +5,7 @@
     fedbudget/1/status/ID     device ID       coordinator    yes   online | offline
     fedbudget/1/offer/ID      coordinator     device ID      yes
     fedbudget/1/offer/ID/order  coordinator   device ID      no    an order repeated
+    fedbudget/1/offer/ID/notice  coordinator  device ID      no
     fedbudget/1/order/RUN     coordinator     all devices    yes
     fedbudget/1/reply/ID      device ID       coordinator    no
     fedbudget/1/measure/KIND  measure         measure        order only
@@ -20,7 +21,7 @@ from fedbudget.errors import MessageError
 
 PREFIX = "fedbudget/1"
 ONLINE, OFFLINE = b"online", b"offline"
-_ORDER = "order"
+_ORDER, _NOTICE = _BELOW_OFFERS = ("order", "notice")
 
 
 def declare(device: str) -> str:
@@ -48,16 +49,22 @@ def order_again(device: str) -> str:
     return f"{offer(device)}/{_ORDER}"
 
 
-def is_order(topic: str) -> bool:
-    """Return whether a topic has orders, for all devices or for one.
+def notice(device: str) -> str:
+    """Return the topic of notices to a device."""
+    return f"{offer(device)}/{_NOTICE}"
 
-    >>> is_order(order(bytes(16))), is_order(f"{order_again('oven')}/2")
-    (True, True)
-    >>> is_order(offer("oven")), is_order(offer("order"))
-    (False, False)
+
+def content(topic: str) -> str:
+    """Return what a topic has: the kind of its topic, or what is below an offer's.
+
+    >>> content(order(bytes(16))), content(f"{order_again('oven')}/2")
+    ('order', 'order')
+    >>> content(offer("oven")), content(offer("order")), content(notice("oven"))
+    ('offer', 'offer', 'notice')
     """
     kind, _, *rest = topic.removeprefix(f"{PREFIX}/").split("/")
-    return kind == "order" or (kind == "offer" and rest[:1] == [_ORDER])
+    below_offer = kind == "offer" and rest and rest[0] in _BELOW_OFFERS
+    return rest[0] if below_offer else kind
 
 
 def reply(device: str) -> str:
@@ -90,7 +97,7 @@ def parse(topic: str) -> tuple[str, str]:
         MessageError: It is not a topic of this fleet.
     """
     first, version, kind, owner, *rest = [*topic.split("/"), "", "", "", ""]
-    if kind == "offer" and rest[0] == _ORDER:
+    if kind == "offer" and rest[0] in _BELOW_OFFERS:
         del rest[0]
     if f"{first}/{version}" != PREFIX or not kind or not owner or any(rest[1:]):
         raise MessageError(f"{topic[:80]!r} is not a topic of this fleet")
