@@ -35,18 +35,20 @@ from fedbudget.planning.shared_noise import SumSchedule, shared_noise_plan
 from fedbudget.planning.weights import capped
 from fedbudget.reporting.baselines import centralised, constant
 
-SPLITS, SELECTING = 20, 4  # splits of the scores, and of the selection of settings
+SPLITS, METHOD_SPLITS = 20, 6
+SELECTING = 1  # splits of the selection of settings
 SELECTION_SEED = 1000  # noise by which settings are selected is not that of the scores
 PRICES = fb.Prices(communication=100, computation=1)
 PILOT = 5  # people who publish their windows
 
-TAUS_AND_ROUNDS = ((1, 1.0), (3, 1.0), (10, 1.0), (25, 1.0), (10, 0.5), (60, 1.0))
-FEW_ROUNDS = (1, 2, 4)  # with as many steps as the cost pays for
-MOMENTA = (0.0, 0.5, 0.8)
-RATES = (0.25, 0.5, 1.0)  # shares of 2 over the smoothness
-LEVELS = (0.0, 0.25, 0.5, 1.0)  # from the weights of least noise to those of the target
-CLIPS = (0.03, 0.1, 0.3)  # shares of the longest move that the loss allows
-STRENGTHS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # weights of an L2 term
+TAUS_AND_ROUNDS = ((1, 1.0), (3, 1.0), (10, 1.0), (25, 1.0), (10, 0.5))
+FEW_ROUNDS = (1, 4)  # with as many steps as the cost pays for, or
+MOST_STEPS = 500  # in all
+MOMENTA = (0.5, 0.8)  # with more than two rounds
+RATES = (0.5, 1.0)  # shares of 2 over the smoothness
+LEVELS = (0.0, 0.25)  # from the weights of least noise towards those of the target
+CLIPS = (0.1,)  # shares of the longest move that the loss allows
+STRENGTHS = (1e-4, 1e-3, 3e-3, 1e-2)  # weights of an L2 term
 
 Loader = Callable[[int], fb.Dataset]
 
@@ -133,19 +135,20 @@ CASES = (
 )
 
 
-def pairs(budget: fb.Budget, most_rounds: int) -> Iterator[tuple[int, int]]:
+def pairs(budget: fb.Budget) -> Iterator[tuple[int, int]]:
     """Yield local steps and rounds that the cost pays for."""
     for tau, share in TAUS_AND_ROUNDS:
         rounds = int(share * budget.cost / (100 + tau))
-        yield tau, max(1, min(rounds, most_rounds))
+        yield tau, max(1, min(rounds, MOST_STEPS // tau))
     for rounds in FEW_ROUNDS:
-        yield longest_tau(budget, PRICES, rounds=rounds, batch_size=1), rounds
+        longest = longest_tau(budget, PRICES, rounds=rounds, batch_size=1)
+        yield min(longest, MOST_STEPS // rounds), rounds
 
 
 def schedules(problem: fb.Problem, budget: fb.Budget) -> Iterator[SumSchedule]:
     """Yield the schedules of the grid, without weights, unit and clip."""
     limit = 2 / problem.model.smoothness
-    for tau, rounds in sorted(set(pairs(budget, 10**6))):
+    for tau, rounds in sorted(set(pairs(budget))):
         for share in RATES:
             for momentum in MOMENTA if rounds > 2 else (0.0,):
                 yield SumSchedule(
@@ -197,7 +200,7 @@ def one_shot(problem: fb.Problem, budget: fb.Budget) -> list[list[fb.Plan]]:
             else None,
             l2=l2,
         )
-        tau = longest_tau(budget, PRICES, rounds=1, batch_size=1)
+        tau = min(longest_tau(budget, PRICES, rounds=1, batch_size=1), MOST_STEPS)
         rows = problem.num_samples if budget.unit == "sample" else None
         schedule = SumSchedule(
             tau=tau,
@@ -293,7 +296,7 @@ def _scores(
     for l2 in {plan.l2 for plan in plans.values()}:
         keys = [key for key, plan in plans.items() if plan.l2 == l2]
         own = [plans[key] for key in keys]
-        accuracy = fb.sweep(data, own, seeds=[split, 100 + split]).measured
+        accuracy = fb.sweep(data, own, seeds=[split]).measured
         values = 100 * accuracy["test_accuracy"].mean(1)
         scores |= dict(zip(keys, values, strict=True))
     return scores
@@ -334,19 +337,24 @@ def methods_table(results: list[Result]) -> Iterator[str]:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--splits", type=int, default=SPLITS)
+    parser.add_argument("--splits", type=int, help=f"{SPLITS}; fewer for methods")
     parser.add_argument("--case", action="append", help="only this case")
-    parser.add_argument("--no-methods", action="store_true", help="the first table")
+    parser.add_argument("--only", choices=["sums", "sums-methods"])
     add_option(parser)
     options = parser.parse_args()
-    results = []
-    for case in CASES:
-        if case.name in (options.case or [case.name]):
-            results += measure(case, options.splits, not options.no_methods)
-            print(f"{case.name}: done", flush=True)
-    show("sums", sums(results), options.tables)
-    if not options.no_methods:
-        show("sums-methods", methods_table(results), options.tables)
+    cases = [case for case in CASES if case.name in (options.case or [case.name])]
+    for name, make, splits in (
+        ("sums", sums, SPLITS),
+        ("sums-methods", methods_table, METHOD_SPLITS),
+    ):
+        if options.only in (None, name):
+            methods = name == "sums-methods"
+            results = [
+                result
+                for case in cases
+                for result in measure(case, options.splits or splits, methods)
+            ]
+            show(name, make(results), options.tables)
 
 
 if __name__ == "__main__":
