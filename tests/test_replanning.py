@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 import fedbudget as fb
 from fedbudget.checks import Array
 from fedbudget.ledger import Charge, Ledger
-from fedbudget.privacy import Kind
+from fedbudget.privacy import Kind, Unit
 from fedbudget.training import Order, Replies, Run
 from tests.examples import honest, plain, round_of, small_data
 
@@ -96,7 +96,7 @@ class Leaving(fb.SimulatedDevices):
         replies = super().run_round(order)
         if order.first_step < self.stays_for * order.plan.tau:
             return replies
-        answered = replies.answered & (np.arange(4) != 2)
+        answered = replies.answered & (np.arange(self.num_devices) != 2)
         return replace(replies, answered=answered)
 
     stays_for = 1
@@ -323,3 +323,76 @@ def test_invalid_replanning_is_refused_before_the_first_round(
     with pytest.raises(fb.InvalidInputError, match=message):
         fb.train_replanning(plan, devices, PROBLEM, BUDGET, PRICES)
     assert devices.ledger.cost.tolist() == [0.0] * 4
+
+
+class TestSums:
+    """Runs whose server sees only sums are planned again, too."""
+
+    budget = fb.Budget(epsilon=2.0, delta=1e-5, cost=2000, trust="sum")
+    prices = fb.Prices(communication=50, computation=1, secure_round=80)
+    data = small_data(devices=12, rows=60)
+    problem = data.problem(dissimilarity="iid")
+
+    @pytest.mark.parametrize("unit", ["sample", "device"])
+    @pytest.mark.parametrize("kind", ["simulation", "release"])
+    def test_the_rest_keeps_the_budgets(self, unit: Unit, kind: str) -> None:
+        epsilon = 2.0 if unit == "sample" else 60.0
+        budget = replace(
+            self.budget, epsilon=epsilon, unit=unit, least_answers=9, colluders=1
+        )
+        first = fb.plan(self.problem, budget, self.prices)
+        devices: fb.ReleaseDevices | fb.SimulatedDevices
+        limits: dict[str, Any] = {"budget": budget, "prices": self.prices}
+        half = first.rounds // 2
+        assert half >= 1
+        devices = fb.SimulatedDevices(self.data, **limits)
+        if kind == "release":
+            devices = fb.ReleaseDevices(self.data, **limits)
+        run = fb.train(first, devices, stop=lambda done: done.number == half)
+        rest = fb.replan(run, self.problem, budget, self.prices, gone=[4])
+        assert (rest.trust, rest.unit, rest.least_answers) == ("sum", unit, 9)
+        assert rest.weights[4] == 0 and np.ptp(rest.noise_std) == 0
+        after = fb.train(rest, devices, after=run)
+        last = after.rounds[-1]
+        assert last.answered == 11 and last.epsilon.max() <= epsilon * (1 + 1e-9)
+        assert last.cost.max() <= 2000
+        assert last.epsilon[0] > 0.95 * epsilon  # the rest is spent
+        # Alone, the rounds of both plans count: never less than they were worth.
+        alone = rest.privacy.epsilon_alone
+        assert alone is not None
+        exact = fb.privacy.GDP.epsilon_from_mu(
+            np.sqrt(
+                half / first.rounds * first.uploads.mu_alone[0] ** 2
+                + rest.uploads.mu_alone[0] ** 2
+            ),
+            1e-5,
+        )
+        assert exact <= alone < np.inf
+
+    def test_training_continues_without_a_silent_device(self) -> None:
+        budget = replace(self.budget, least_answers=8)
+        start = fb.plan(self.problem, budget, self.prices)
+        devices = Leaving(self.data, budget=budget, prices=self.prices)
+        runs = fb.train_replanning(start, devices, self.problem, budget, self.prices)
+        assert len(runs) == 2 and runs[1].plan.trust == "sum"
+        assert runs[-1].rounds[-1].epsilon.max() <= 2 * (1 + 1e-9)
+
+    def test_too_few_devices_end_it(self) -> None:
+        budget = replace(self.budget, least_answers=11)
+        first = fb.plan(self.problem, budget, self.prices)
+        run = fb.train(first, fb.SimulatedDevices(self.data), stop=lambda done: True)
+        with pytest.raises(
+            fb.InfeasibleBudgetError, match="10 devices are left, below"
+        ):
+            fb.replan(run, self.problem, budget, self.prices, gone=[1, 2])
+
+    def test_another_trust_or_unit_is_refused(self) -> None:
+        run = fb.train(
+            fb.plan(self.problem, self.budget, self.prices),
+            fb.SimulatedDevices(self.data),
+            stop=lambda done: True,
+        )
+        for change in ({"trust": "uploads"}, {"unit": "device"}):
+            other = replace(self.budget, **change)  # type: ignore[arg-type]
+            with pytest.raises(fb.InvalidInputError, match="the run was planned with"):
+                fb.replan(run, self.problem, other, self.prices)

@@ -37,13 +37,16 @@ if TYPE_CHECKING:
     from fedbudget.data import (
         Categorical,
         Dataset,
+        Fourier,
         Numeric,
         Schema,
+        Windows,
         from_partitions,
         from_table,
         hold_out,
         infer_schema,
         load,
+        weight_rows,
     )
     from fedbudget.estimators import (
         PrivateFederatedClassifier,
@@ -82,8 +85,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "auditing": "Audit ClaimAudit audit",
     "budget": "Budget Prices",
-    "data": "Categorical Dataset Numeric Schema from_partitions from_table hold_out "
-    "infer_schema load",
+    "data": "Categorical Dataset Fourier Numeric Schema Windows from_partitions "
+    "from_table hold_out infer_schema load weight_rows",
     "simulation.devices": "SimulatedDevices",
     "simulation.sweeping": "Sweep sweep",
     "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor SchemaEncoder "
@@ -113,6 +116,7 @@ __all__ = [
     "DataWarning",
     "Dataset",
     "FedbudgetError",
+    "Fourier",
     "Frontier",
     "InfeasibleBudgetError",
     "InvalidInputError",
@@ -145,6 +149,7 @@ __all__ = [
     "TrainingError",
     "TrustComparison",
     "Turns",
+    "Windows",
     "__version__",
     "audit",
     "check_pipeline",
@@ -163,6 +168,7 @@ __all__ = [
     "tracker",
     "train",
     "train_replanning",
+    "weight_rows",
 ]
 
 

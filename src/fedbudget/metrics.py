@@ -241,13 +241,10 @@ def _about_recall(measured: Mapping[str, float]) -> list[str]:
     if area is None:
         return [f"no row of {classes} is recognised (recall 0)"]
     if area >= _ORDERED:
-        remedy = (
-            "predict it from a lower probability on (threshold, --threshold), or "
-            "weight the classes (class_weight, --class-weight)"
-        )
         return [
             f"no row of {classes} is recognised (recall 0), although the scores order "
-            f"the rows well (AUC {area:.3f}): {remedy}"
+            f"the rows well (AUC {area:.3f}): predict it from a lower probability on "
+            "(Plan.threshold, --threshold shares)"
         ]
     return [
         f"no row of {classes} is recognised (recall 0), and the scores hardly order "

@@ -242,6 +242,25 @@ class Problem:
             schema=self.schema,
         )
 
+    def with_spending(self, mu: Array, release: str) -> "Problem":
+        """Return the problem after a measurement that is no constant of it.
+
+        Args:
+            mu: Its privacy cost, per device, as Gaussian DP.
+            release: A name that no other measurement has: ledgers count each once.
+        """
+        return Problem(
+            num_samples=self.num_samples,
+            dim=self.dim,
+            loss=self.model,
+            dissimilarity=self.dissimilarity,
+            overrides=self.overrides,
+            spent_mu=np.sqrt(self.spent_mu**2 + mu**2),
+            spent_on={*self.spent_on, release},
+            modes=self.modes,
+            schema=self.schema,
+        )
+
     def with_public_sample(self, x: Rows, y: Labels, *, note: str = "") -> "Problem":
         """Return the problem with modes measured on rows that are not private.
 

@@ -56,19 +56,25 @@ def replan(
     Raises:
         InfeasibleBudgetError: No device can pay for another round.
     """
-    _check_can_continue(run.plan, problem, options)
+    _check_can_continue(run.plan, problem, budget, options)
     num_devices = problem.num_devices
     excluded = [whole("gone", m, least=0, most=num_devices - 1) for m in gone]
     spent_mu, spent_cost = _spent(run, num_devices)
     budget = budget.for_rows(problem.num_samples)
     epsilon, delta, cost = budget.per_device(num_devices)
-    active = _can_pay(run.plan, prices, cost - spent_cost)
+    paid = prices.for_trust(run.plan.trust)
+    active = _can_pay(run.plan, paid, cost - spent_cost)
     active &= GDP.mu_from_epsilon(epsilon, delta) * (1 - 1e-6) > spent_mu
     active[excluded] = False
     if not active.any():
         raise InfeasibleBudgetError(
             "no device is left that can pay for one more round: end the run, or raise "
             "the budgets"
+        )
+    if active.sum() < (budget.least_answers or 1):
+        raise InfeasibleBudgetError(
+            f"{int(active.sum())} devices are left, below least_answers "
+            f"{budget.least_answers}: no sum could be seen; end the run, or lower it"
         )
     rest = plan(
         _rest(problem, run, spent_mu, active),
@@ -98,7 +104,9 @@ def train_replanning(
     Returns:
         The runs, one per plan; the last one's model is the released one.
     """
-    _check_can_continue(start, problem, {})  # before the first rounds are paid for
+    _check_can_continue(
+        start, problem, budget, {}
+    )  # before the first rounds are paid for
     runs: list[Run] = []
     gone: set[int] = set()
     current: Plan | None = start
@@ -117,17 +125,18 @@ def train_replanning(
 
 
 def _check_can_continue(
-    before: Plan, problem: Problem, options: Mapping[str, Any]
+    before: Plan, problem: Problem, budget: Budget, options: Mapping[str, Any]
 ) -> None:
     if {"accountant", "batch_size"} & set(options) or before.sampling == "poisson":
         raise InvalidInputError(
             "replan adds up Gaussian steps on all rows: it takes no accountant and no "
             "batch_size, and cannot continue from Poisson-sampled batches"
         )
-    if before.trust != "uploads" or before.unit != "sample":
+    if (before.trust, before.unit) != (budget.trust, budget.unit):
         raise InvalidInputError(
-            f"replan plans noise per step for samples, but the run has trust "
-            f"{before.trust!r} and unit {before.unit!r}: plan what is left by hand"
+            f"the run has trust {before.trust!r} and unit {before.unit!r}, the budget "
+            f"{budget.trust!r} and {budget.unit!r}: give the budget that the run was "
+            "planned with"
         )
     if before.accountant == NOT_PRIVATE:
         raise InvalidInputError(
@@ -243,13 +252,15 @@ def _for_all(
     if rest.last_round is not None:
         last = spread(rest.last_round, np.zeros(1, dtype=np.int64))
     spent = GDP.epsilon_from_mu(spent_mu, delta)
+    # Every device of a sum has the same share, also one that adds nothing to it.
+    others = rest.noise_std[:1] if rest.trust == "sum" else before.noise_std
     return replace(
         rest,
         num_samples=problem.num_samples,
         batch_size=spread(
             rest.batch_size, problem.num_samples if is_full else before.batch_size
         ),
-        noise_std=spread(rest.noise_std, before.noise_std),
+        noise_std=spread(rest.noise_std, others),
         weights=spread(rest.weights, np.zeros(1)),
         epsilon=spread(rest.epsilon, spent),
         delta=delta,

@@ -43,6 +43,14 @@ CASES = {
     ),
     "energy": (model_of(iot.ENERGY, "huber"), iot.energy(400)),
     "watches": (model_of(iot.WATCHES, "softmax"), iot.watches(400)),
+    "fourier": (
+        model_of(iot.ALARMS.with_features("fourier:60"), "logistic"),
+        iot.alarms(400),
+    ),
+    "fourier, no intercept": (
+        model_of(NUMBERS_ONLY.with_features("fourier:40"), "logistic"),
+        {"time": 1.7e9 + np.linspace(0, 60, 400), "value": RNG.uniform(-1, 1, 400)},
+    ),
     "numbers only": (
         model_of(NUMBERS_ONLY, "logistic"),
         {

@@ -179,16 +179,12 @@ def test_shared_noise_learns_where_noise_per_step_does_not() -> None:
     assert accuracy[0] > accuracy[1] + 0.05
 
 
-def test_real_devices_and_replanning_refuse_such_plans() -> None:
+def test_real_devices_refuse_such_plans() -> None:
     from fedbudget.fleet.coordinator.roster import check_fit
-    from fedbudget.replanning import replan
 
     plan = planned()
     with pytest.raises(InvalidInputError, match="trust 'sum' with unit 'sample'"):
         check_fit(replace(plan), [None] * 6)  # type: ignore[list-item]
-    run = fb.train(plan, fb.SimulatedDevices(DATA))
-    with pytest.raises(InvalidInputError, match="the run has trust 'sum'"):
-        replan(run, DATA.problem(loss="smooth_hinge"), BUDGET, PRICES)
 
 
 def test_an_order_of_a_round_keeps_the_model_if_too_few_answer() -> None:

@@ -117,6 +117,26 @@ def test_sliders_and_fields_change_the_plan(page: "Page", address: str) -> None:
     )
 
 
+def test_trust_and_unit_change_the_plan_and_are_compared(
+    page: "Page", address: str
+) -> None:
+    page.goto(address)
+    settle(page)
+    page.get_by_text("What trust buys").wait_for(timeout=SLOW)
+    sums = card(page, "Loss of sums")
+    sums.wait_for(timeout=SLOW)
+    loss = card(page, "Predicted excess loss")
+    before, of_sums = loss.inner_text(), sums.inner_text()
+    assert before == card(page, "Loss of uploads").inner_text()
+    page.get_by_text("sum", exact=True).click()
+    assert new_text(loss, before) == of_sums
+    page.get_by_text("device", exact=True).click()
+    assert float(new_text(loss, of_sums)) > float(of_sums)
+    page.get_by_text("As a command").click()
+    command = page.get_by_text("--trust sum --unit device")
+    command.first.wait_for(timeout=SLOW)
+
+
 def test_a_budget_too_small_is_said_in_one_line(page: "Page", address: str) -> None:
     page.goto(address)
     settle(page)

@@ -1,18 +1,31 @@
 """The map agrees with the planner, and its lines with the map."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fedbudget.errors import InfeasibleBudgetError
-from fedbudget.ui.loss_map import Fleet, best_plan, loss_map, savings_per_unit
+from fedbudget.privacy import Trust
+from fedbudget.ui.loss_map import (
+    Fleet,
+    best_plan,
+    loss_map,
+    savings_per_unit,
+    what_trust_buys,
+)
 
 FLEETS = (
     Fleet(),
     Fleet(num_devices=40, spread=50, dissimilarity="strong", communication=10),
+    Fleet(num_devices=64, samples=100, trust="sum"),
+    Fleet(num_devices=500, samples=20, trust="sum", unit="device"),
 )
 
 
-@pytest.mark.parametrize("fleet", FLEETS, ids=["equal", "heterogeneous"])
+@pytest.mark.parametrize(
+    "fleet", FLEETS, ids=["equal", "heterogeneous", "sum", "device"]
+)
 def test_the_map_says_what_the_planner_says(fleet: Fleet) -> None:
     losses = loss_map(fleet)
     for i, j in ((4, 1), (12, 3), (20, 5), (28, 8)):
@@ -72,3 +85,21 @@ def test_savings_are_the_prices_of_the_plan() -> None:
     assert [name for name, saving in savings.items() if saving["binds"]] == list(
         plan.binding
     )
+
+
+def test_trust_buys_what_both_plans_predict() -> None:
+    fleet = Fleet(num_devices=64, samples=100)
+    both = what_trust_buys(fleet, epsilon=2, cost=1000)
+    losses: dict[Trust, float] = {"uploads": both.uploads, "sum": both.sums}
+    for trust, loss in losses.items():
+        own = best_plan(replace(fleet, trust=trust), epsilon=2, cost=1000)
+        assert own.predicted_loss == loss
+    assert both.sums < both.uploads and 0 < both.equal_epsilon < 2
+    # With that epsilon, sums are as good.
+    same = best_plan(replace(fleet, trust="sum"), epsilon=both.equal_epsilon, cost=1000)
+    assert same.predicted_loss == pytest.approx(both.uploads, rel=0.1)
+
+
+def test_trust_buys_nothing_for_a_cost_below_a_round() -> None:
+    with pytest.raises(InfeasibleBudgetError, match="cost 50 does not pay for one"):
+        what_trust_buys(Fleet(), epsilon=2, cost=50)

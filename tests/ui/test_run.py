@@ -7,14 +7,19 @@ import pytest
 from fedbudget.errors import InvalidInputError, RecordError
 from fedbudget.ui.run import DATA, OWN, Runner, options_for
 
-NUMBERS = {"--epsilon": 4.0, "--cost": 1234567.25, "--seed": 3}
+NUMBERS: dict[str, float | str] = {
+    "--epsilon": 4.0,
+    "--cost": 1234567.25,
+    "--trust": "sum",
+    "--seed": 3,
+}
 
 
 def test_a_form_stands_for_options() -> None:
     table = {"table": " my.csv ", "--label": "alarm", "--device": "", "--schema": "s"}
     assert options_for(OWN, table, NUMBERS) == [
         *("my.csv", "--label", "alarm", "--schema", "s"),
-        *("--epsilon", "4", "--cost", "1234567.25", "--seed", "3"),
+        *("--epsilon", "4", "--cost", "1234567.25", "--trust", "sum", "--seed", "3"),
     ]
     named = options_for(next(iter(DATA)), {"table": " ", "--label": ""}, NUMBERS)
     assert named[:3] == ["adult", "--split", "iid"]

@@ -45,6 +45,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "device": (_TEXT, "device"),
         "partition": (_TEXT, "partition"),
         "missing": (_TEXT, "missing"),
+        "order": (_TEXT, "order"),
         "intercept": (_TRUTH, ""),
         "public_bounds": (_TRUTH, ""),
     },
@@ -69,6 +70,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "loss": (_TEXT, "loss"),
         "l2": (_NUMBER, "l2"),
         "dissimilarity": (_EITHER, "dissimilarity"),
+        "features": (_TEXT, "features"),
         "batch_size": (_WHOLE, "batch_size"),
         "sampling": (_TEXT, "sampling"),
         "learning_rate": (_NUMBER, "learning_rate"),
@@ -82,7 +84,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "out": (_TEXT, "out"),
     },
 }
-_SECTIONS = (*_KEYS, "label", "features", "devices")
+_SECTIONS = (*_KEYS, "label", "features", "windows", "expansion", "devices")
 _DEVICE_KEYS = (*_PERSONAL_BUDGETS, *_KEYS["prices"])
 _TRAIN_ONLY = ("participation", "personal", "new_devices", "measure_every", "out")
 

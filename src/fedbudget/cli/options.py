@@ -172,6 +172,28 @@ VehiclePath: TypeAlias = Annotated[
     ),
 ]
 
+Order: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="The column of the time: each device's last tenth is the test part. "
+        "Default: the parts are drawn; with windows, rows are in order.",
+        show_default=False,
+        rich_help_panel=_TABLE,
+    ),
+]
+Features: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="linear; fourier or fourier:COUNT, random Fourier features of all columns "
+        "(public, from a seed; COUNT is 500 by default): a non-linear model; or auto, "
+        "whichever has the lower predicted loss. Default: those of the schema, linear "
+        "for built-in data.",
+        show_default=False,
+        rich_help_panel=PLANNING,
+    ),
+]
+
 Label: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -15,6 +15,7 @@ from fedbudget.data import BUILT_IN, Dataset, Schema, from_table, load
 from fedbudget.data.partitions import SEED
 from fedbudget.data.tables import read_sample
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
+from fedbudget.planning.feature_steps import predicted_losses
 from fedbudget.problem import USUAL_DISSIMILARITY, Counts, Problem
 from fedbudget.text import counted
 
@@ -24,7 +25,7 @@ MAX_DEVICES = 10_000_000  # a few GB of memory
 
 # The options of each kind of data; any other combination is an error.
 _BY_NAME = ("split", "num_devices", "path")
-_TABLE = ("label", "device", "schema", "partition", "missing")
+_TABLE = ("label", "device", "schema", "partition", "missing", "order")
 _SHAPE = ("samples", "dim", "classes")
 _MEASURED = ("public_sample", "donors")
 
@@ -42,6 +43,7 @@ class DataOptions:
     schema: str | None = None  # the path of the config, if there is one
     partition: str | None = None
     missing: str | None = None
+    order: str | None = None
     samples: str | None = None
     dim: int | None = None
     classes: int | None = None
@@ -50,6 +52,8 @@ class DataOptions:
     dissimilarity: str | None = None
     public_sample: str | None = None
     donors: str | None = None
+    features: str | None = None  # linear, fourier, fourier:COUNT or auto
+    note: str = ""  # about the features, for the line that describes the data
     seed: int = SEED
 
 
@@ -82,6 +86,7 @@ def read_data(options: DataOptions) -> Dataset:
         seed=options.seed,
         path=options.path,
         num_devices=options.num_devices,
+        features=options.features,
     )
 
 
@@ -100,8 +105,34 @@ def source_of(dataset: Dataset, options: DataOptions) -> Source:
     if options.public_sample is not None:
         problem = _with_sample(problem, dataset, options)
     stated = "" if dissimilarity is None else f" (planned as {dissimilarity})"
-    line = f"{dataset}{stated}"
+    line = f"{dataset}{stated}{options.note}"
     return Source(line=line, problem=problem, device_names=dataset.device_names)
+
+
+def with_features(
+    options: DataOptions, budget: Budget, prices: Prices, **method: Any
+) -> DataOptions:
+    """Replace features ``auto`` by the feature step of the lowest predicted loss."""
+    if options.features != "auto":
+        return options
+    options = replace(options, features="linear")
+    dataset = read_data(options)
+    budget, prices = limits(options, source_of(dataset, options), budget, prices)
+    names = ("linear",) if dataset.schema is None else ("linear", "fourier")
+    problems = {
+        name: dataset.problem(
+            loss=options.loss,
+            l2=options.l2,
+            dissimilarity=_dissimilarity(options),
+            features=None if dataset.schema is None else name,
+        )
+        for name in names
+    }
+    losses = predicted_losses(problems, budget, prices, **method)
+    shown = ", ".join(f"{name} {loss:.3g}" for name, loss in losses.items())
+    best = next(iter(losses))
+    note = f", {best} features (predicted loss: {shown})"
+    return replace(options, features=best, note=note)
 
 
 def _with_sample(problem: Problem, dataset: Dataset, options: DataOptions) -> Problem:
@@ -153,6 +184,7 @@ def rows_record(options: DataOptions) -> dict[str, object]:
     """Return the options that decide which rows a device holds, for a record."""
     names = _BY_NAME if options.data in NAMES else _TABLE
     record = {"source": options.data} | {n: getattr(options, n) for n in names}
+    record["features"] = options.features
     if options.data not in NAMES and options.schema is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotPrivateWarning)  # shown already
@@ -201,7 +233,7 @@ def _without_data(options: DataOptions) -> Source:
             f"nothing to plan for: name the data ({_NAMES} or a table), or "
             "describe it with --samples 1628x16 --dim 102"
         )
-    _refuse(options, (*_BY_NAME, *_TABLE, *_MEASURED), "--samples")
+    _refuse(options, (*_BY_NAME, *_TABLE, *_MEASURED, "features"), "--samples")
     if options.dim is None:
         raise InvalidInputError(
             "--samples needs --dim: give the number of feature columns, such as "
@@ -251,6 +283,8 @@ def _table(options: DataOptions, path: str) -> Dataset:
         partition=options.partition,
         seed=options.seed,
         missing=options.missing or "error",  # type: ignore[arg-type]  # checked there
+        features=options.features,
+        order=options.order,
     )
     if str(options.schema).endswith(".toml"):
         more = read_config(str(options.schema)).caveats

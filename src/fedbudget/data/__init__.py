@@ -10,20 +10,26 @@ from fedbudget.text import shown
 if TYPE_CHECKING:
     from fedbudget.data.dataset import Dataset, Part, hold_out
     from fedbudget.data.features import Categorical, Numeric
+    from fedbudget.data.fourier import Fourier
+    from fedbudget.data.row_weights import weight_rows
     from fedbudget.data.schema import Schema
     from fedbudget.data.tables import from_partitions, from_table, infer_schema
+    from fedbudget.data.windows import Windows
 
 __all__ = [
     "Categorical",
     "Dataset",
+    "Fourier",
     "Numeric",
     "Part",
     "Schema",
+    "Windows",
     "from_partitions",
     "from_table",
     "hold_out",
     "infer_schema",
     "load",
+    "weight_rows",
 ]
 
 
@@ -31,7 +37,10 @@ __all__ = [
 _MODULES = {
     "dataset": "Dataset Part hold_out",
     "features": "Categorical Numeric",
+    "fourier": "Fourier",
+    "row_weights": "weight_rows",
     "schema": "Schema",
+    "windows": "Windows",
     "tables": "from_partitions from_table infer_schema",
 }
 BUILT_IN = {  # names, and the split that each has by default
@@ -58,6 +67,7 @@ def load(
     seed: int = 0,
     path: str | Path | None = None,
     num_devices: int | None = None,
+    features: "str | Fourier | None" = None,
 ) -> "Dataset":
     """Load a data set by its name.
 
@@ -70,6 +80,8 @@ def load(
         path: A ``vehicle.mat``; without it, vehicle is SYNTHETIC data. For beijing,
             the folder of its CSV files.
         num_devices: For split ``iid`` only.
+        features: ``linear`` (the default), ``fourier`` or ``fourier:COUNT``: random
+            Fourier features of all columns, as for `Schema.with_features`.
 
     >>> print(load("adult", split="iid", seed=1))
     adult: 16 devices, 32561 rows (26048 train, 3249 validation, 3264 test), \
@@ -81,22 +93,28 @@ def load(
             "from_table for a file of your own"
         )
     split = BUILT_IN[name] if split is None else split
+    options: Any = {"split": split, "seed": seed, "num_devices": num_devices}
     if name in ("adult", "wisdm"):
-        return _included(name, split, seed, path, num_devices)
+        return _included(name, path, features=features, **options)
     if name == "beijing":
         from fedbudget.data.beijing import load_beijing
 
-        return load_beijing(path, split=split, seed=seed, num_devices=num_devices)
+        return load_beijing(path, features=features, **options)
+    if features not in (None, "linear"):
+        raise InvalidInputError(
+            f"features={shown(features)} do not go with vehicle, whose rows have no "
+            "schema: leave them out, or use scikit-learn's RBFSampler before "
+            "PrivateFederatedClassifier",
+            argument="features",
+        )
     from fedbudget.data.vehicle import load_standin, load_vehicle
 
     if path is None:
-        return load_standin(split=split, seed=seed, num_devices=num_devices)
-    return load_vehicle(path, split=split, seed=seed, num_devices=num_devices)
+        return load_standin(**options)
+    return load_vehicle(path, **options)
 
 
-def _included(
-    name: str, split: str, seed: int, path: Any, num_devices: int | None
-) -> "Dataset":
+def _included(name: str, path: Any, **options: Any) -> "Dataset":
     """Load a data set that comes with the package."""
     if path is not None:
         raise InvalidInputError(
@@ -106,7 +124,7 @@ def _included(
     if name == "adult":
         from fedbudget.data.adult import load_adult
 
-        return load_adult(split=split, seed=seed, num_devices=num_devices)
+        return load_adult(**options)
     from fedbudget.data.wisdm import load_wisdm
 
-    return load_wisdm(split=split, seed=seed, num_devices=num_devices)
+    return load_wisdm(**options)

@@ -16,6 +16,7 @@ from fedbudget.checks import one_of
 from fedbudget.data.columns import Coded
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
+from fedbudget.data.fourier import Fourier
 from fedbudget.data.partitions import own_or_even
 from fedbudget.data.schema import Schema
 
@@ -60,6 +61,7 @@ def load_adult(
     split: str = "by-education",
     seed: int = 0,
     num_devices: int | None = None,
+    features: str | Fourier | None = None,
     files: Literal["train", "both"] = "train",
 ) -> Dataset:
     """Load Adult, partitioned by education or evenly.
@@ -68,6 +70,7 @@ def load_adult(
         split: ``by-education`` (16 heterogeneous devices) or ``iid`` (even shares).
         seed: Seeds the partition and the 80/10/10 split on every device.
         num_devices: For ``iid`` only; by default 16.
+        features: The feature step, as for `Schema.with_features`; by default none.
         files: ``train`` for the 32,561 rows that the paper uses, ``both`` for 48,842.
 
     >>> load_adult(split="iid").num_devices
@@ -76,7 +79,8 @@ def load_adult(
     one_of("split", split, SPLITS)  # before the file is read
     one_of("files", files, _FILES)
     columns = _read(_FILES[files])
-    x = SCHEMA.encode(columns)
+    schema = SCHEMA.with_features(features)
+    x = schema.encode(columns)
     y = SCHEMA.encode_label(columns["income"])
     education = columns["education"]
     # Education predicts the label, and each device has one value of it.
@@ -96,10 +100,10 @@ def load_adult(
         validation=validation,
         test=test,
         device_names=names,
-        feature_names=SCHEMA.feature_names,
+        feature_names=schema.feature_names,
         classes=SCHEMA.classes,
         dissimilarity=dissimilarity,
-        schema=SCHEMA,
+        schema=schema,
     )
 
 

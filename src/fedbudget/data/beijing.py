@@ -15,6 +15,7 @@ from fedbudget.checks import one_of
 from fedbudget.data.columns import Coded, Numbers
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.features import Categorical, Numeric
+from fedbudget.data.fourier import Fourier
 from fedbudget.data.reading import read_column, read_table
 from fedbudget.data.schema import Schema
 from fedbudget.data.tables import from_table
@@ -58,6 +59,7 @@ def load_beijing(
     split: str = "by-station",
     seed: int = 0,
     num_devices: int | None = None,
+    features: str | Fourier | None = None,
 ) -> Dataset:
     """Load the folder of CSV files, one per station.
 
@@ -68,6 +70,7 @@ def load_beijing(
         split: ``by-station`` (12 devices) or ``iid`` (even shares).
         seed: Seeds the partition and the 80/10/10 split on every device.
         num_devices: For ``iid`` only; by default as many as there are stations.
+        features: The feature step, as for `Schema.with_features`; by default none.
 
     Raises:
         DataError: The folder has no such file, or a file lacks a column.
@@ -103,6 +106,7 @@ def load_beijing(
         seed=seed,
         missing="drop",
         name="beijing",
+        features=features,
         **devices,
     )
 

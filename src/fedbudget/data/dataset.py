@@ -20,9 +20,10 @@ from fedbudget.data.partitions import Dissimilarity, generator
 from fedbudget.data.unit_ball import in_unit_ball
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.losses import MARGIN_LOSSES, Labels, Rows
-from fedbudget.text import counted
+from fedbudget.text import counted, shown
 
 if TYPE_CHECKING:
+    from fedbudget.data.fourier import Fourier
     from fedbudget.data.schema import Schema
     from fedbudget.problem import Constant, Problem
 
@@ -160,6 +161,7 @@ class Dataset:
         l2: float = 0.0,
         dissimilarity: str | float | None = None,
         donors: Sequence[str] = (),
+        features: "str | Fourier | None" = None,
     ) -> "Problem":
         """Return the public shape for a plan; reads no row, except those of donors.
 
@@ -174,6 +176,8 @@ class Dataset:
                 partition.
             donors: Names of devices that let the planner read their training rows. No
                 epsilon covers what the plan reveals of these: a `NotPrivateWarning`.
+            features: Another feature step, as for `Schema.with_features`: the shape
+                that these rows would have with it. By default, the rows as they are.
 
         Raises:
             InvalidInputError: The loss does not fit the labels, or a donor is not
@@ -181,17 +185,22 @@ class Dataset:
         """
         from fedbudget.problem import Problem
 
+        schema, dim = self.schema, self.dim
+        if features is not None:
+            schema = self._expanded(features)
+            dim = len(schema.feature_names)
+        loss = _fitting_loss(loss, self.num_classes)
         problem = Problem(
             num_samples=self.num_samples,
-            dim=self.dim,
-            loss=_fitting_loss(loss, self.num_classes),
+            dim=dim,
+            loss=loss,
             num_classes=self.num_classes,
             l2=l2,
             dissimilarity=(
                 self.dissimilarity if dissimilarity is None else dissimilarity
             ),
-            overrides=self._encoded_mean(),
-            schema="" if self.schema is None else self.schema.to_json(),
+            overrides=self._encoded_mean(schema, loss),
+            schema="" if schema is None else schema.to_json(),
         )
         if not donors:
             return problem
@@ -199,10 +208,26 @@ class Dataset:
         named = f"rows of {counted(len(donors), 'donor device')}, not private"
         return problem.with_public_sample(x, y, note=named)
 
-    def _encoded_mean(self) -> dict[str, "Constant"]:
+    def _expanded(self, features: "str | Fourier") -> "Schema":
+        """Return the schema with another feature step."""
+        if self.schema is None:
+            raise InvalidInputError(
+                f"features {shown(features)} do not go with {self.name}, whose rows "
+                "have no schema: leave them out",
+                argument="features",
+            )
+        return self.schema.with_features(features)
+
+    def _encoded_mean(
+        self, schema: "Schema | None", loss: str
+    ) -> dict[str, "Constant"]:
         """Return what the encoding says about the rows, as constants of a problem."""
-        from fedbudget.data.encoding import CENTRED_DECAY, CENTRED_GAP_DECAY
-        from fedbudget.problem import Constant
+        from fedbudget.data.encoding import (
+            CENTRED_DECAY,
+            CENTRED_GAP_DECAY,
+            FOURIER_GAIN,
+        )
+        from fedbudget.problem import LEARNABLE_SHARE, Constant
 
         if self.centred:
             note = "columns have mean 0"
@@ -211,8 +236,8 @@ class Dataset:
                 "spectrum_decay": CENTRED_DECAY,
                 "gap_decay": CENTRED_GAP_DECAY,
             }
-        elif self.schema is not None:
-            encoding = self.schema.encoding
+        elif schema is not None:
+            encoding = schema.encoding
             note = f"by the encoding: {encoding}"
             values = {
                 "spike_share": encoding.spike_share,
@@ -220,6 +245,8 @@ class Dataset:
                 "spectrum_decay": encoding.spectrum_decay,
                 "gap_decay": encoding.gap_decay,
             }
+            if schema.expansion is not None:
+                values["learnable_share"] = LEARNABLE_SHARE[loss] + FOURIER_GAIN
         else:
             return {}
         return {
@@ -259,6 +286,7 @@ def split_rows(
     *,
     num_devices: int | None = None,
     seed: int = 0,
+    ordered: bool = False,
 ) -> tuple[Part, Part, Part]:
     """Split every device's rows at random: 80% train, 10% validation, 10% test.
 
@@ -272,6 +300,8 @@ def split_rows(
         device_ids: The device of each row, 0 .. M-1; shape (n,).
         num_devices: M; by default the largest id plus one.
         seed: Seeds the choice of rows.
+        ordered: Do not draw: a device's first rows train, its last ones are for test,
+            so that neighbours in time do not leak from one part to another.
 
     Raises:
         DataError: A device has no row.
@@ -289,7 +319,10 @@ def split_rows(
             f"device {empty} has no row: drop it, or use a partition that fills it"
         )
     # Keys are distinct, so every sort gives the same order: by device, then random.
-    order = np.argsort(ids * len(ids) + generator(seed, stream=1).permutation(len(ids)))
+    ranks = np.arange(len(ids))
+    if not ordered:
+        ranks = generator(seed, stream=1).permutation(len(ids))
+    order = np.argsort(ids * len(ids) + ranks)
     ends = np.cumsum(counts)
     rank = np.arange(len(ids)) - np.repeat(ends - counts, counts)
     num_train = np.maximum(1, 8 * counts // 10)

@@ -9,22 +9,26 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbudget.data.columns import Cells, Numbers, as_coded, as_column, check_name
 from fedbudget.data.encoding import Encoding
 from fedbudget.data.features import Categorical, Feature, Numeric, first_cell
+from fedbudget.data.fourier import Fourier, parse_features
 from fedbudget.data.unit_ball import LARGEST_NORM, check_unit_ball
+from fedbudget.data.windows import Windows
 from fedbudget.errors import DataError, InvalidInputError, needed
 from fedbudget.losses import Labels, Rows
 from fedbudget.text import listed, shown
 
 # Rows with at most this share of non-zero entries are stored as CSR.
 SPARSE_SHARE = 0.25
+_ROWS = 1024  # that are expanded at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,8 @@ class Schema:
     label: str  # the name of the label's column
     target: Feature  # Categorical: its values are the classes; Numeric: regression
     intercept: bool = True  # add a constant column, before rows are scaled
+    windows: Windows | None = None  # readings of a device as samples
+    expansion: Fourier | None = None  # non-linear features of all encoded columns
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -68,7 +74,7 @@ class Schema:
                     "for features only: leave it out, and drop rows without a class",
                     column=self.label,
                 )
-        names = self.feature_names
+        names = self._linear_names
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             also = ", or set intercept=False" if twice == "intercept" else ""
@@ -103,11 +109,39 @@ class Schema:
                 "true to add a constant column",
                 argument="intercept",
             )
+        if not isinstance(self.windows, Windows | None):
+            raise InvalidInputError(
+                f"windows must be Windows(...), got {shown(self.windows)}: leave it "
+                "out if a row is a sample",
+                argument="windows",
+            )
+        if not isinstance(self.expansion, Fourier | None):
+            raise InvalidInputError(
+                f"expansion must be Fourier(...), got {shown(self.expansion)}: leave "
+                "it out for a model that is linear in the columns",
+                argument="expansion",
+            )
 
     @property
     def columns(self) -> dict[str, Feature]:
         """The features and the label, by the names of the table's columns."""
         return {**self.features, self.label: self.target}
+
+    @property
+    def sample_features(self) -> dict[str, Feature]:
+        """The features of a sample: those of a row, or of a window of rows."""
+        if self.windows is None:
+            return dict(self.features)
+        return self.windows.features(self.features)
+
+    def block_of(self, rows: int) -> int:
+        """Return about so many rows, such that no window is cut: to read in blocks."""
+        size = 1 if self.windows is None else self.windows.length
+        return max(1, rows // size) * size
+
+    def rows_of_samples(self, rows: int) -> NDArray[np.int64]:
+        """Return the row that ends each sample: every row, or a window's last."""
+        return np.arange(rows) if self.windows is None else self.windows.last_rows(rows)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -123,8 +157,16 @@ class Schema:
     @property
     def feature_names(self) -> tuple[str, ...]:
         """The names of the encoded columns."""
+        if self.expansion is None:
+            return self._linear_names
+        names = self.expansion.names
+        return (*names, "intercept") if self.intercept else names
+
+    @property
+    def _linear_names(self) -> tuple[str, ...]:
+        """The names of the encoded columns before an expansion."""
         names: list[str] = []
-        for name, kind in self.features.items():
+        for name, kind in self.sample_features.items():
             if isinstance(kind, Numeric):
                 names.append(name)
             else:
@@ -134,13 +176,33 @@ class Schema:
     @property
     def encoding(self) -> Encoding:
         """The kinds of columns, which say how large the mean of the rows can be."""
-        kinds = self.features.values()
+        kinds = self.sample_features.values()
         categories = [len(k.values) for k in kinds if isinstance(k, Categorical)]
         return Encoding(
             numbers=sum(isinstance(kind, Numeric) for kind in kinds),
             categories=tuple(categories),
             intercept=self.intercept,
+            scale=None if self.expansion is None else self.expansion.scale,
         )
+
+    def with_features(self, features: "str | Fourier | None") -> Self:
+        """Return the schema with another feature step.
+
+        Args:
+            features: None or ``linear`` for none, ``fourier`` or ``fourier:COUNT`` for
+                random Fourier features of the usual scale, or a `Fourier`.
+
+        >>> label = {"name": "y", "values": ["no", "yes"]}
+        >>> schema = Schema.from_dict({"label": label, "features":
+        ...                            {"age": {"low": 0, "high": 99}}})
+        >>> schema.with_features("fourier:6").expansion
+        Fourier(count=6, scale=0.387, seed=0)
+        """
+        if isinstance(features, str):
+            count = parse_features(features)
+            scale = self.encoding.usual_scale
+            features = None if count is None else Fourier(count=count, scale=scale)
+        return replace(self, expansion=features)
 
     def encode(self, columns: Mapping[str, Cells], *, dense: bool = False) -> Rows:
         """Turn columns into rows in the unit ball; shape (n, dim), float32.
@@ -152,15 +214,22 @@ class Schema:
         Raises:
             DataError: A column or a value does not match the schema.
         """
-        encoded = [self._encoded(name, columns) for name in self.features]
-        sizes = {name: len(e) for name, e in zip(self.features, encoded, strict=True)}
+        features = self.sample_features
+        if self.windows is not None:
+            for name in self.features:
+                check_name(columns, name)
+            columns = self.windows.samples(columns, self.features)
+        encoded = [self._encoded(name, columns) for name in features]
+        sizes = {name: len(e) for name, e in zip(features, encoded, strict=True)}
         if len(set(sizes.values())) > 1:
             raise DataError(f"columns differ in length, {shown(sizes)}: give all rows")
         square = np.full(len(encoded[0]), float(self.intercept))
         for entry in encoded:
             square += entry**2 if entry.dtype.kind == "f" else entry >= 0
+        dim = len(self._linear_names)
+        if self.expansion is not None:
+            return self._expanded(encoded, dim - self.intercept)
         scale = LARGEST_NORM / np.maximum(LARGEST_NORM, np.sqrt(square))
-        dim = len(self.feature_names)
         if dense or (len(encoded) + self.intercept) > SPARSE_SHARE * dim:
             x = self._dense(encoded, scale, dim)
         else:
@@ -168,16 +237,32 @@ class Schema:
         check_unit_ball(x)  # the privacy guarantee depends on it
         return x
 
+    def _expanded(self, encoded: list[Any], dim: int) -> Rows:
+        """Return the features of the expansion, block by block of rows."""
+        assert self.expansion is not None  # true for every caller
+        width = len(self.feature_names)
+        x = np.empty((len(encoded[0]), width), dtype=np.float32)
+        for first in range(0, len(x), _ROWS):
+            rows = slice(first, first + _ROWS)
+            part = [entry[rows] for entry in encoded]
+            z = np.zeros((len(part[0]), dim))
+            self._fill(z, part, np.ones(len(z)))
+            x[rows] = self.expansion.encode(z, intercept=self.intercept)
+        check_unit_ball(x)  # the privacy guarantee depends on it
+        return x
+
     def _encoded(self, name: str, columns: Mapping[str, Cells]) -> Any:
         """Return one feature's column: numbers in [-1, 1], or indices of values."""
         check_name(columns, name)
-        kind, cells = self.features[name], columns[name]
+        kind, cells = self.sample_features[name], columns[name]
         if isinstance(kind, Numeric):
             return kind.encode(name, as_column(cells))
         return kind.encode(name, as_coded(cells))
 
     def encode_label(self, column: Cells) -> Labels:
         """Return class indices (int64), or targets in [-1, 1] (float64)."""
+        if self.windows is not None:
+            column = self.windows.at_end(column)
         if isinstance(self.target, Numeric):
             return self.target.encode(self.label, as_column(column))
         coded = as_coded(column)
@@ -195,8 +280,15 @@ class Schema:
 
     def _dense(self, encoded: list[Any], scale: Numbers, dim: int) -> Rows:
         x = np.zeros((len(scale), dim), dtype=np.float32)
+        self._fill(x, encoded, scale)
+        if self.intercept:
+            x[:, -1] = scale
+        return x
+
+    def _fill(self, x: NDArray[Any], encoded: list[Any], scale: Numbers) -> None:
+        """Write the encoded columns, each row times its scale."""
         position = 0
-        for entry, kind in zip(encoded, self.features.values(), strict=True):
+        for entry, kind in zip(encoded, self.sample_features.values(), strict=True):
             if isinstance(kind, Numeric):
                 x[:, position] = entry * scale
                 position += 1
@@ -204,9 +296,6 @@ class Schema:
                 rows = np.flatnonzero(entry >= 0)
                 x[rows, position + entry[rows]] = scale[rows]
                 position += len(kind.values)
-        if self.intercept:
-            x[:, position] = scale
-        return x
 
     def _sparse(self, encoded: list[Any], scale: Numbers, dim: int) -> Rows:
         with needed("encoding sparse rows", "scipy"):
@@ -216,7 +305,7 @@ class Schema:
         indices = np.empty((len(scale), width), dtype=np.int32)
         data[:], indices[:] = scale[:, None], dim - 1  # the values of the intercept
         position = 0
-        for j, kind in enumerate(self.features.values()):
+        for j, kind in enumerate(self.sample_features.values()):
             if isinstance(kind, Numeric):
                 data[:, j], indices[:, j] = encoded[j] * scale, position
                 position += 1
@@ -235,6 +324,8 @@ class Schema:
             "label": {"name": self.label, **_plain(self.target)},
             "intercept": self.intercept,
             "features": {name: _plain(kind) for name, kind in self.features.items()},
+            **({} if self.windows is None else {"windows": self.windows.plain}),
+            **({} if self.expansion is None else {"expansion": self.expansion.plain}),
         }
 
     def to_json(self) -> str:
@@ -281,7 +372,8 @@ class Schema:
         >>> Schema.from_dict({"label": label, "features": features}).classes
         ('no', 'yes')
         """
-        _check_keys("not a schema", plain, ("label", "features"), ("intercept",))
+        optional = ("intercept", "windows", "expansion")
+        _check_keys("not a schema", plain, ("label", "features"), optional)
         for part in ("label", "features"):
             if not isinstance(plain[part], Mapping):
                 raise InvalidInputError(
@@ -294,14 +386,19 @@ class Schema:
                 "label's column, in quotes"
             )
         name = label.pop("name")
-        return cls(
+        schema = cls(
             label=name,
             target=_feature("label", name, label),
             features={
                 n: _feature("column", n, f) for n, f in plain["features"].items()
             },
             intercept=plain.get("intercept", True),
+            windows=Windows.read(plain["windows"]) if plain.get("windows") else None,
         )
+        if plain.get("expansion") is None:
+            return schema
+        usual = schema.encoding.usual_scale
+        return replace(schema, expansion=Fourier.read(plain["expansion"], usual))
 
 
 def read_schema(plain: Any, digest: Any) -> Schema | None:
@@ -323,7 +420,8 @@ def read_schema(plain: Any, digest: Any) -> Schema | None:
 
 def schema_from_config(values: Mapping[str, Any]) -> Schema:
     """Return the schema in the values of a `fedbudget.toml`."""
-    plain = {name: values[name] for name in ("label", "features") if name in values}
+    parts = ("label", "features", "windows", "expansion")
+    plain = {name: values[name] for name in parts if name in values}
     return Schema.from_dict(
         {**plain, "intercept": values["data"].get("intercept", True)}
     )

@@ -11,9 +11,10 @@ import numpy as np
 
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical, Numeric
+from fedbudget.data.fourier import Fourier
 from fedbudget.data.partitions import own_or_even
 from fedbudget.data.schema import Schema
-from fedbudget.data.windows import statistic_bounds, statistics
+from fedbudget.data.windows import Windows
 
 SPLITS = ("by-person", "iid")
 
@@ -22,7 +23,8 @@ _LIMIT = 20.0  # m/s^2
 CHANNELS = {axis: Numeric(-_LIMIT, _LIMIT) for axis in ("x", "y", "z")}
 
 SCHEMA = Schema(
-    features=statistic_bounds(CHANNELS, magnitude=True),
+    features=CHANNELS,
+    windows=Windows(length=100, columns=tuple(CHANNELS), magnitude=True),
     label="activity",
     target=Categorical(
         ("walking", "jogging", "stairs", "sitting", "standing", "kicking")
@@ -31,7 +33,11 @@ SCHEMA = Schema(
 
 
 def load_wisdm(
-    *, split: str = "by-person", seed: int = 0, num_devices: int | None = None
+    *,
+    split: str = "by-person",
+    seed: int = 0,
+    num_devices: int | None = None,
+    features: str | Fourier | None = None,
 ) -> Dataset:
     """Load the windows of the watches, partitioned by person or evenly.
 
@@ -39,6 +45,7 @@ def load_wisdm(
         split: ``by-person`` (51 watches) or ``iid`` (even shares).
         seed: Seeds the partition and the 80/10/10 split on every device.
         num_devices: For ``iid`` only; by default 51.
+        features: The feature step, as for `Schema.with_features`; by default none.
 
     >>> load_wisdm().num_devices
     51
@@ -47,8 +54,9 @@ def load_wisdm(
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         readings = arrays["x"].astype(np.float64)
         y, people = arrays["y"].astype(np.int64), arrays["device"]
-    channels = {axis: readings[:, k] for k, axis in enumerate(CHANNELS)}
-    x = SCHEMA.encode(statistics(channels, CHANNELS, magnitude=True))
+    channels = {axis: readings[:, k].ravel() for k, axis in enumerate(CHANNELS)}
+    schema = SCHEMA.with_features(features)
+    x = schema.encode(channels)
     names, owners = np.unique(people, return_inverse=True)
     ids, device_names, dissimilarity = own_or_even(
         owners,
@@ -65,8 +73,8 @@ def load_wisdm(
         validation=validation,
         test=test,
         device_names=device_names,
-        feature_names=SCHEMA.feature_names,
-        classes=SCHEMA.classes,
+        feature_names=schema.feature_names,
+        classes=schema.classes,
         dissimilarity=dissimilarity,
-        schema=SCHEMA,
+        schema=schema,
     )

@@ -320,6 +320,35 @@ class TrialFleet:
             checkpoints.close()
 
 
+class MosquittoFleet(TrialFleet):
+    """The processes of a fleet whose broker is mosquitto, which must be installed."""
+
+    def _broker(self) -> Child:
+        shipped = shipped_mosquitto()
+        assert shipped is not None
+        return mosquitto(
+            shipped=shipped,
+            certs=self.certs,
+            folder=self.folder / "broker",
+            port=self.port,
+        )
+
+
+def usual_fleet() -> type[TrialFleet]:
+    """Return a fleet over mosquitto if it is installed, or the embedded broker."""
+    installed = MOSQUITTO is not None and shipped_mosquitto() is not None
+    return MosquittoFleet if installed else TrialFleet
+
+
+def shipped_mosquitto() -> Path | None:
+    """Return the folder of mosquitto's configuration, in a clone or in the package."""
+    package = Path(__file__).parent
+    for folder in (package.parents[2] / "deploy" / "mosquitto", package / "mosquitto"):
+        if (folder / "fedbudget.conf").is_file():
+            return folder
+    return None
+
+
 def compare(fleet: TrialFleet, *, seeds: int = 20) -> dict[str, Any]:
     """Return the fleet's accuracy, and that of simulations of the same plan."""
     from fedbudget.simulation.devices import SimulatedDevices

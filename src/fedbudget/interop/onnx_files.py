@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.data.features import Categorical, Numeric
+from fedbudget.data.fourier import Fourier
 from fedbudget.data.schema import Schema
 from fedbudget.data.unit_ball import LARGEST_NORM
 from fedbudget.errors import DataError, needed
@@ -154,6 +155,11 @@ def from_onnx(data: bytes) -> "LinearModel":
 
 def _encoded(graph: _Graph, schema: Schema) -> str:
     """Return raw columns encoded as `Schema.encode` does, in float64."""
+    if schema.windows is not None:
+        raise DataError(
+            f"the model predicts windows of {schema.windows.length} readings, whose "
+            "statistics no ONNX file computes: export it as .json or .joblib"
+        )
     numbers = {n: k for n, k in schema.features.items() if isinstance(k, Numeric)}
     parts: dict[str, str] = {}  # column -> its encoded block, one for all numbers
     for name, kind in schema.features.items():
@@ -162,20 +168,42 @@ def _encoded(graph: _Graph, schema: Schema) -> str:
             parts[name] = _one_hot(graph, name, kind)
     blocks = [_scaled(graph, numbers)] if numbers else []
     blocks += parts.values()
+    ones = ""
     if schema.intercept:
         shape = graph.add("Shape", next(iter(schema.features)))
         value = _tensor(graph.onnx, "value", np.ones(1))
-        blocks.append(graph.add("ConstantOfShape", shape, value=value))
+        ones = graph.add("ConstantOfShape", shape, value=value)
+    if ones and schema.expansion is None:
+        blocks.append(ones)
     joined = graph.add("Concat", *blocks, axis=1) if len(blocks) > 1 else blocks[0]
     first = [*numbers, *(n for n in schema.features if n not in numbers)]
     order = graph.constant("order", _positions(schema, first))
     x = graph.add("Gather", joined, order, axis=1)
+    if schema.expansion is not None:
+        return _expanded(graph, schema.expansion, x, ones)
     axis = graph.constant("axis", np.array([1]))
     norm = graph.add("Sqrt", graph.add("ReduceSum", graph.add("Mul", x, x), axis))
     largest = graph.number(LARGEST_NORM)
     scale = graph.add("Div", largest, graph.add("Max", norm, largest))
     # Rows are float32 in training; scores are sums in float64.
     return graph.cast(graph.cast(graph.add("Mul", x, scale), "FLOAT"), "DOUBLE")
+
+
+def _expanded(graph: _Graph, fourier: Fourier, z: str, ones: str) -> str:
+    """Return the Fourier features of encoded columns, as `Fourier.encode` does."""
+    columns = graph.constants["fedbudget/order"].size
+    blocks = [block for _, block in fourier.blocks(columns)]
+    frequencies = graph.constant("frequencies", np.concatenate(blocks).T.copy())
+    angle = graph.add("MatMul", z, frequencies)
+    scale, constant = fourier.scales(intercept=bool(ones))
+    parts = [
+        graph.add("Mul", graph.add(function, angle), graph.number(scale))
+        for function in ("Cos", "Sin")
+    ]
+    if ones:
+        parts.append(graph.add("Mul", ones, graph.number(constant)))
+    x = graph.add("Concat", *parts, axis=1)
+    return graph.cast(graph.cast(x, "FLOAT"), "DOUBLE")
 
 
 def _positions(schema: Schema, columns: list[str]) -> NDArray[np.int64]:
@@ -187,7 +215,7 @@ def _positions(schema: Schema, columns: list[str]) -> NDArray[np.int64]:
     ends = np.cumsum([widths[name] for name in columns])
     starts = {n: end - widths[n] for n, end in zip(columns, ends, strict=True)}
     positions = [starts[name] + np.arange(width) for name, width in widths.items()]
-    if schema.intercept:
+    if schema.intercept and schema.expansion is None:
         positions.append(np.array([sum(widths.values())]))
     return np.concatenate(positions)
 

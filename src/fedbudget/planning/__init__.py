@@ -10,6 +10,7 @@ settings.py   the input and the output of a planner; the affordable pairs of tau
               rounds; the noise and the cost of a choice
 plans.py      the plan itself
 shared_noise.py  a given schedule, completed for a server that sees only sums
+feature_steps.py  linear or Fourier features, by predicted losses
 frontier.py   the predicted loss over many budgets: exact plans, and a coarse map
 """
 

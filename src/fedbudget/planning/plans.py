@@ -13,6 +13,7 @@ from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Loss, loss_named
 from fedbudget.privacy import (
     ACCOUNTANTS,
+    GDP,
     LocalSteps,
     NoisyGradients,
     NoisyUploads,
@@ -249,7 +250,7 @@ class Plan:
         """Refuse what the accounting of this trust and this unit does not cover."""
         one_of("trust", self.trust, TRUSTS)
         one_of("unit", self.unit, UNITS)
-        if self.unit == "device" and self.prior_mu.any():
+        if self.unit == "device" and self.prior_releases:
             raise InvalidInputError(
                 f"prior_mu is {self.prior_mu.max():g}, of a measurement that protects "
                 "one sample, and epsilon is for unit 'device': plan without private "
@@ -380,7 +381,7 @@ class Plan:
         """The privacy guarantee of this plan."""
         alone = None
         if self.trust == "sum" and self.accountant != NOT_PRIVATE:
-            alone = float(self._epsilon_of(self.uploads.alone).max())
+            alone = float(self._epsilon_alone().max())
         return PrivacyStatement(
             epsilon=float(self.epsilon.max()),
             delta=float(self.delta.max()),
@@ -465,6 +466,25 @@ class Plan:
         return accountant_named(self.accountant).epsilon(
             releases, delta=self.delta, prior_mu=self.prior_mu
         )
+
+    def _epsilon_alone(self) -> Array:
+        """Return what remains if everybody else colludes; exact or too high.
+
+        A plan of the rest of a run (`replan`) states an epsilon that includes earlier
+        rounds. Of their sums at most all devices shared the noise: alone, they were at
+        most sqrt(M) times as large a mu.
+        """
+        alone = self._epsilon_of(self.uploads.alone)
+        if self.accountant != "gdp":  # only Gaussian steps are planned again
+            return alone
+        stated = GDP.mu_from_epsilon(self.epsilon, self.delta) ** 2
+        own = self.uploads.mu**2 + self.prior_mu**2
+        earlier = np.where(stated > own * (1 + 1e-6), stated - own, 0.0)
+        if not earlier.any():
+            return alone
+        square = self.uploads.mu_alone**2 + self.prior_mu**2
+        mu = np.sqrt(square + self.num_devices * earlier)
+        return GDP.epsilon_from_mu(mu, self.delta)
 
     def check_promise(self) -> None:
         """Raise if the noise is too small for the epsilon that the plan states."""

@@ -36,7 +36,7 @@ FILE = "comparison.json"
 RUN, CONSTANT, LOCAL = "this run", "constant", "local only"
 PERSONAL, CENTRAL = "personal", "centralised"
 _ROUNDING = 1e-9  # error of a mean over a device's rows
-_TABLE = ("label", "device", "schema", "partition", "missing")
+_TABLE = ("label", "device", "schema", "partition", "missing", "features", "order")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -179,6 +179,7 @@ def _load(source: str, about: Mapping[str, Any]) -> Dataset:
             seed=seed,
             path=about.get("path"),
             num_devices=about.get("num_devices"),
+            features=about.get("features"),
         )
     if not isinstance(about.get("label"), str):
         raise InvalidInputError("the folder does not name the label")

@@ -10,9 +10,10 @@ from fedbudget.budget import Budget, Prices, personal_values
 from fedbudget.checks import Array, per_device
 from fedbudget.data import Dataset
 from fedbudget.ledger import Bools, Charge, Ledger, Turns
-from fedbudget.losses import Loss
+from fedbudget.losses import Logistic, Loss
 from fedbudget.planning import Plan
 from fedbudget.simulation.dissimilarity import GradientRelease
+from fedbudget.simulation.personal import without_features
 from fedbudget.training import Order
 
 
@@ -83,6 +84,23 @@ class ChargedDevices(ABC):
         self, loss: Loss, noise_std: Array, *, cost: Array
     ) -> GradientRelease:
         """Charge a query to every device, and answer it: see `QueriedDevices`."""
+        name = self._charged_query(loss, noise_std, cost)
+        gradients = self._noisy_gradients(loss, noise_std)
+        return GradientRelease(name=name, gradients=gradients)
+
+    def noisy_class_shares(self, noise_std: Array, *, cost: Array) -> GradientRelease:
+        """Charge a query to every device, and answer it: see `thresholds`."""
+        loss = Logistic()
+        name = self._charged_query(loss, noise_std, cost)
+        rows, self.data = self.data, without_features(self.data)
+        try:
+            gradients = self._noisy_gradients(loss, noise_std)
+        finally:
+            self.data = rows
+        return GradientRelease(name=name, gradients=gradients)
+
+    def _charged_query(self, loss: Loss, noise_std: Array, cost: Array) -> str:
+        """Charge one noisy mean gradient to every device; return the query's name."""
         sizes = self.data.num_samples
         if self._prices is not None:
             cost = self._prices.run_cost(rounds=1, tau=1, batch_size=sizes)
@@ -91,8 +109,7 @@ class ChargedDevices(ABC):
         multiplier = noise_std * sizes / loss.lipschitz
         charge = Charge(steps=1, noise_multiplier=multiplier, cost=cost)
         self.ledger.charge_release(name, charge)
-        gradients = self._noisy_gradients(loss, noise_std)
-        return GradientRelease(name=name, gradients=gradients)
+        return name
 
     def catch_up(self, order: Order) -> None:
         """Charge the ledgers for the completed rounds of an interrupted run.

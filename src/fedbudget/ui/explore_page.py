@@ -1,10 +1,15 @@
 """Explore: the plan and the predicted loss for two budgets, without any data."""
 
+from dataclasses import replace
+
 import numpy as np
 import streamlit as st
 
+from fedbudget.budget import TRUST, UNIT
 from fedbudget.errors import FedbudgetError
 from fedbudget.planning import Plan
+from fedbudget.privacy import Trust, Unit
+from fedbudget.privacy.runs import TRUSTS, UNITS
 from fedbudget.problem import USUAL_DISSIMILARITY
 from fedbudget.ui.charts import map_chart
 from fedbudget.ui.fleet import shown_epsilon
@@ -13,9 +18,11 @@ from fedbudget.ui.loss_map import (
     EPSILONS,
     Fleet,
     LossMap,
+    WhatTrustBuys,
     best_plan,
     loss_map,
     savings_per_unit,
+    what_trust_buys,
 )
 
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)
@@ -34,6 +41,11 @@ def _plan(fleet: Fleet, *, epsilon: float, cost: float) -> Plan:
     return best_plan(fleet, epsilon=epsilon, cost=cost)
 
 
+@st.cache_data(max_entries=500, show_spinner=False)
+def _trust(fleet: Fleet, *, epsilon: float, cost: float) -> WhatTrustBuys:
+    return what_trust_buys(fleet, epsilon=epsilon, cost=cost)
+
+
 @st.cache_data(max_entries=100, show_spinner=False)
 def _map(fleet: Fleet) -> LossMap:
     return loss_map(fleet)
@@ -50,9 +62,11 @@ def explore_page() -> None:
     left, right = st.columns([3, 7], gap="large")
     with left:
         epsilon, cost = _budgets()
-        fleet = _fleet()
+        trust, unit = _promise()
+        fleet = replace(_fleet(), trust=trust, unit=unit)
     with right:  # keeps the order while one of them is empty
-        binding, map_area, details = st.container(), st.container(), st.container()
+        binding, map_area = st.container(), st.container()
+        trust_area, details = st.container(), st.container()
     try:
         plan = _plan(fleet, epsilon=epsilon, cost=cost)
     except FedbudgetError as error:
@@ -68,6 +82,8 @@ def explore_page() -> None:
     if plan is not None:
         with details:
             _show_details(plan, fleet)
+        with trust_area:
+            _show_trust(fleet, epsilon=epsilon, cost=cost)
 
 
 def _budgets() -> tuple[float, float]:
@@ -88,6 +104,28 @@ def _budgets() -> tuple[float, float]:
         "joules, cents.",
     )
     return float(epsilon), float(cost)
+
+
+def _promise() -> tuple[Trust, Unit]:
+    trust = st.segmented_control(
+        "The server sees",
+        TRUSTS,
+        default=TRUST,
+        required=True,
+        key="trust",
+        help="uploads: those of each device, so each adds all the noise that its "
+        "epsilon needs. sum: only the sum of all devices' uploads (secure "
+        "aggregation), so they share the noise.",
+    )
+    unit = st.segmented_control(
+        "Epsilon protects one",
+        UNITS,
+        default=UNIT,
+        required=True,
+        key="unit",
+        help="sample: a single row. device: all rows of a device, such as a person's.",
+    )
+    return trust, unit
 
 
 def _fleet() -> Fleet:
@@ -151,7 +189,10 @@ def _show_headline(plan: Plan) -> None:
         "Noise": (
             f"{noise:.3g}",
             "standard deviation per coordinate of the mean gradient; median over the "
-            f"devices{_falling(plan)}",
+            f"devices{_falling(plan)}"
+            if plan.trust == "uploads"
+            else "standard deviation of each device's share, per coordinate of an "
+            "upload",
         ),
         "Predicted excess loss": (
             f"{plan.predicted_loss:.3g}",
@@ -206,6 +247,44 @@ def _show_map(fleet: Fleet, *, epsilon: float, cost: float) -> None:
     )
 
 
+def _show_trust(fleet: Fleet, *, epsilon: float, cost: float) -> None:
+    st.subheader("What trust buys")
+    try:
+        both = _trust(fleet, epsilon=epsilon, cost=cost)
+    except FedbudgetError as error:
+        st.info(str(error))
+        return
+    equal = np.isfinite(both.equal_epsilon)
+    cards = {
+        "Loss of uploads": (
+            f"{both.uploads:.3g}",
+            "predicted, if the server sees the uploads of each device",
+        ),
+        "Loss of sums": (
+            f"{both.sums:.3g}",
+            "predicted, if the server sees only the sum of all uploads",
+        ),
+        "Equal epsilon": (
+            f"{both.equal_epsilon:.2g}" if equal else "none",
+            "of sums, with the predicted loss of uploads at your epsilon",
+        ),
+    }
+    with st.container(key="cards-trust"):
+        for name, (value, text) in cards.items():
+            st.metric(name, value, help=text, border=True)
+    if equal:
+        text = (
+            f"With epsilon {both.equal_epsilon:.2g}, a sum is predicted to have the "
+            f"loss that uploads have with {epsilon:g}."
+        )
+    else:
+        text = (
+            "No epsilon gives a sum the loss that uploads have: noise limits less than "
+            "the drift of local steps, which sums cannot correct."
+        )
+    st.caption(text)
+
+
 def _show_details(plan: Plan, fleet: Fleet) -> None:
     with st.expander("Why this plan"):
         st.markdown("\n".join(f"- {reason}" for reason in plan.reasons))
@@ -238,7 +317,14 @@ def _show_details(plan: Plan, fleet: Fleet) -> None:
             f"--dissimilarity {fleet.dissimilarity} --epsilon "
             f"{st.session_state.epsilon:g} --cost {st.session_state.cost:g} "
             f"--communication-price {fleet.communication:g} "
-            f"--computation-price {fleet.computation:g}",
+            f"--computation-price {fleet.computation:g}"
+            f"{_as_options(fleet)}",
             language="sh",
             wrap_lines=True,
         )
+
+
+def _as_options(fleet: Fleet) -> str:
+    """Return trust and unit as options, where they are not the default."""
+    trust = "" if fleet.trust == TRUST else f" --trust {fleet.trust}"
+    return trust + ("" if fleet.unit == UNIT else f" --unit {fleet.unit}")

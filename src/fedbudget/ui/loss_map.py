@@ -9,14 +9,17 @@ from numpy.typing import NDArray
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
     COMPUTATION_PRICE,
+    TRUST,
+    UNIT,
     Budget,
     Prices,
     planned_delta,
 )
 from fedbudget.checks import Array
 from fedbudget.errors import InfeasibleBudgetError
-from fedbudget.planning import Plan, plan
+from fedbudget.planning import Plan, compare_trust, plan
 from fedbudget.planning.frontier import predicted_losses
+from fedbudget.privacy import Trust, Unit
 from fedbudget.problem import USUAL_DISSIMILARITY, Problem
 
 EPSILONS = (0.25, 16.0)  # the ends of the map, and of the slider
@@ -35,6 +38,8 @@ class Fleet:
     dissimilarity: str = USUAL_DISSIMILARITY
     communication: float = float(COMMUNICATION_PRICE)
     computation: float = float(COMPUTATION_PRICE)
+    trust: Trust = TRUST
+    unit: Unit = UNIT
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -70,8 +75,42 @@ class Fleet:
 
 def best_plan(fleet: Fleet, *, epsilon: float, cost: float) -> Plan:
     """Return the plan for one pair of budgets."""
-    budget = Budget(epsilon=epsilon, cost=cost)
+    budget = Budget(epsilon=epsilon, cost=cost, trust=fleet.trust, unit=fleet.unit)
     return plan(fleet.problem, budget, fleet.prices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatTrustBuys:
+    """The predicted losses of both kinds of trust for one pair of budgets."""
+
+    uploads: float
+    sums: float
+    equal_epsilon: float  # at which sums have the loss of uploads; inf: at none
+
+
+def what_trust_buys(fleet: Fleet, *, epsilon: float, cost: float) -> WhatTrustBuys:
+    """Compare both kinds of trust for one pair of budgets.
+
+    Raises:
+        InfeasibleBudgetError: The cost does not pay for one round.
+    """
+    both = compare_trust(
+        fleet.problem,
+        fleet.prices,
+        epsilons=[epsilon],
+        costs=[cost],
+        unit=fleet.unit,
+    )
+    if both.uploads.plans[0][0] is None or both.sums.plans[0][0] is None:
+        raise InfeasibleBudgetError(
+            f"cost {cost:g} does not pay for one round with one step, "
+            f"{fleet.cheapest:g}: raise it, or lower the prices"
+        )
+    return WhatTrustBuys(
+        uploads=float(both.uploads.predicted_loss[0, 0]),
+        sums=float(both.sums.predicted_loss[0, 0]),
+        equal_epsilon=float(both.equal_epsilon[0, 0]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -165,6 +204,8 @@ def loss_map(fleet: Fleet) -> LossMap:
         epsilons=epsilons,
         costs=costs,
         delta=planned_delta(fleet.sizes),
+        trust=fleet.trust,
+        unit=fleet.unit,
     )
     return LossMap(epsilons=epsilons, costs=costs, loss=loss)
 

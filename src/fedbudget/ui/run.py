@@ -27,6 +27,7 @@ from fedbudget.budget import (
 from fedbudget.data.partitions import SEED
 from fedbudget.errors import FedbudgetError, InvalidInputError, RecordError
 from fedbudget.privacy import rounded_up
+from fedbudget.privacy.runs import TRUSTS, UNITS
 from fedbudget.record import RecordedRun, largest
 from fedbudget.ui.charts import curve_chart, spending_chart
 from fedbudget.ui.fleet import epsilon_text
@@ -49,7 +50,7 @@ NOT_PRIVATE = (
 
 
 def options_for(
-    data: str, table: Mapping[str, str], numbers: Mapping[str, float]
+    data: str, table: Mapping[str, str], values: Mapping[str, float | str]
 ) -> list[str]:
     """Return the options of `fedbudget train` for a filled-in form.
 
@@ -63,12 +64,16 @@ def options_for(
     if not path and (data == OWN or columns):
         raise InvalidInputError(f"{OWN!r} is selected without a file: name the file")
     if path.endswith(".toml"):
-        options, numbers = [path], {"--seed": numbers["--seed"]}
+        options, values = [path], {"--seed": values["--seed"]}
     elif path:
         options = [path, *_flat(columns)]
     else:
         options = list(DATA[data])
-    return options + _flat({name: f"{v:.12g}" for name, v in numbers.items()})
+    texts = {
+        name: value if isinstance(value, str) else f"{value:.12g}"
+        for name, value in values.items()
+    }
+    return options + _flat(texts)
 
 
 def _flat(options: Mapping[str, str]) -> list[str]:
@@ -215,11 +220,11 @@ def _show_form(runner: Runner) -> None:
     with st.form("start", border=False):
         data = st.selectbox("Data", list(DATA))
         table = _table_fields()
-        numbers, name = _number_fields()
+        values, name = _value_fields()
         if not st.form_submit_button("Start", type="primary", width="stretch"):
             return
     try:
-        options = options_for(data, table, numbers)
+        options = options_for(data, table, values)
         st.session_state.started = runner.start(name.strip() or None, options).name
     except FedbudgetError as error:
         st.error(str(error))
@@ -230,7 +235,7 @@ def _table_fields() -> dict[str, str]:
         path = st.text_input("Table or fedbudget.toml", placeholder="sensors.csv")
         st.caption(
             "A file named here is used instead of the data selected above. A "
-            "fedbudget.toml also sets epsilon, cost and prices; of the fields below, "
+            "fedbudget.toml also sets budgets and prices; of the fields below, "
             "only the seed is then used."
         )
         return {
@@ -243,12 +248,21 @@ def _table_fields() -> dict[str, str]:
         }
 
 
-def _number_fields() -> tuple[dict[str, float], str]:
+def _value_fields() -> tuple[dict[str, float | str], str]:
     limit = 1e9
     # A pair of columns for each row keeps this order on a narrow screen.
     first, second = st.columns(2)
     epsilon = first.number_input("Epsilon", 0.01, 1000.0, FIRST_EPSILON)
     cost = second.number_input("Cost", 0.01, limit, FIRST_COST)
+    first, second = st.columns(2)
+    trust = first.selectbox(
+        "The server sees",
+        TRUSTS,
+        help="uploads of each device, or only the sum of all: then they share noise.",
+    )
+    unit = second.selectbox(
+        "Epsilon protects one", UNITS, help="A row, or all rows of a device."
+    )
     first, second = st.columns(2)
     round_price, step_price = float(COMMUNICATION_PRICE), float(COMPUTATION_PRICE)
     communication = first.number_input("Price per round", 0.0, limit, round_price)
@@ -256,14 +270,16 @@ def _number_fields() -> tuple[dict[str, float], str]:
     first, second = st.columns(2)
     seed = first.number_input("Seed", 0, 2**31, SEED)
     name = second.text_input("Name", placeholder="run-1")
-    numbers = {
+    values: dict[str, float | str] = {
         "--epsilon": epsilon,
         "--cost": cost,
+        "--trust": trust,
+        "--unit": unit,
         "--communication-price": communication,
         "--computation-price": computation,
         "--seed": seed,
     }
-    return numbers, name
+    return values, name
 
 
 def _watch(runner: Runner, name: str, *, was_running: bool) -> None:

@@ -353,3 +353,34 @@ def test_dissimilarity_is_measured_and_paid_for(
     )
     shown = run(capsys, "train", *arguments).out
     assert f"cost     {max(printed['cost']):.0f} of 1000" in shown
+
+
+def test_thresholds_and_class_weights(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table = (*sensors(tmp_path), *BUDGET)
+    shares = ("--class-shares", "no=0.6,yes=0.4")
+    plain = train_json(capsys, *table)
+    assert plain["threshold"] == 0.5 and plain["cautions"] == []
+    assert {"test_auc", "test_recall/yes", "constant_test_accuracy"} <= set(
+        plain["measured"]
+    )
+    by_shares = train_json(capsys, *table, "--threshold", "shares", *shares)
+    assert by_shares["threshold"] == pytest.approx(0.4)
+    assert (
+        by_shares["measured"]["test_recall/yes"]
+        >= (plain["measured"]["test_recall/yes"])
+    )
+    assert by_shares["measured"]["test_loss"] == plain["measured"]["test_loss"]
+    measured = train_json(capsys, *table, "--threshold", "measure")
+    assert 0 < measured["threshold"] < 1 and max(measured["cost"]) <= 1000
+    weights = train_json(capsys, *table, "--class-weight", "balanced", *shares)
+    assert weights["measured"]["test_loss"] != plain["measured"]["test_loss"]
+    result = run(capsys, "train", *table, "--threshold", "shares")
+    assert_one_line(result, code=2, says=("needs --class-shares",))
+    result = run(capsys, "train", *table, "--class-weight", "balanced")
+    assert_one_line(result, code=2, says=("publicly known class shares",))
+    result = run(capsys, "train", *table, "--threshold", "2")
+    assert_one_line(result, code=2, says=("threshold", "2"))
+    both = ("--threshold", "measure", "--dissimilarity", "measure")
+    assert_one_line(run(capsys, "train", *table, *both), code=2, says=("measure one",))

@@ -95,8 +95,8 @@ def renew(policy: PolicyFile, *, as_json: AsJson = False) -> None:
     does not change. The guard uses the new period when it has as many rows as it
     declares.
     """
-    from fedbudget.fleet.device.guard import start_period
     from fedbudget.fleet.device.policy import read_policy
+    from fedbudget.fleet.device.renewal import start_period
 
     period = start_period(read_policy(policy))
     if as_json:

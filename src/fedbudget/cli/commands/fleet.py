@@ -118,12 +118,13 @@ def demo(
 ) -> None:
     """Run a whole fleet on this machine: broker, coordinator and 16 devices.
 
-    Each device is a process with its own rows and ledger: one level of education of the
-    Adult data. All connections use mutual TLS.
+    The broker is mosquitto if it is installed, or else the embedded one. Each device is
+    a process with its own rows and ledger: one level of education of the Adult data.
+    All connections use mutual TLS.
     """
     from fedbudget.data import load
     from fedbudget.errors import RecordError
-    from fedbudget.fleet.demo import Terms, TrialFleet, compare
+    from fedbudget.fleet.demo import Terms, compare, usual_fleet
 
     if out is not None and Path(out).exists():
         raise RecordError(f"{out} exists already: choose another folder")
@@ -132,7 +133,7 @@ def demo(
     with ExitStack() as stack:
         with progress("starting a broker, a coordinator and 16 devices", counter=""):
             data = load("adult", split="by-education", seed=seed)
-            trial = TrialFleet(folder, data, terms)
+            trial = usual_fleet()(folder, data, terms)
             trial.start(stack)
         _watch(trial, live=not as_json)
     with progress("simulating the same plan", counter=""):

@@ -1,5 +1,7 @@
 """`fedbudget plan`."""
 
+from typing import Any
+
 import fedbudget
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
@@ -27,12 +29,14 @@ from fedbudget.cli.options import (
     Dissimilarity,
     Donors,
     Epsilon,
+    Features,
     Label,
     LearningRate,
     LeastAnswers,
     LossName,
     Missing,
     NumDevices,
+    Order,
     PartitionText,
     Planner,
     PublicSample,
@@ -50,7 +54,13 @@ from fedbudget.cli.options import (
     Weights,
 )
 from fedbudget.cli.output import print_json, progress
-from fedbudget.cli.sources import DataOptions, about, limits, read_source
+from fedbudget.cli.sources import (
+    DataOptions,
+    about,
+    limits,
+    read_source,
+    with_features,
+)
 from fedbudget.data.partitions import SEED
 from fedbudget.planning.settings import ACCOUNTANT, PLANNER, SAMPLING, TARGET, WEIGHTING
 
@@ -74,6 +84,8 @@ def plan(
     schema: SchemaFile = None,
     partition: PartitionText = None,
     missing: Missing = None,
+    order: Order = None,
+    features: Features = None,
     samples: Samples = None,
     dim: Dim = None,
     classes: Classes = None,
@@ -122,6 +134,7 @@ def plan(
         schema=schema,
         partition=partition,
         missing=missing,
+        order=order,
         samples=samples,
         dim=dim,
         classes=classes,
@@ -130,23 +143,23 @@ def plan(
         dissimilarity=dissimilarity,
         public_sample=public_sample,
         donors=donors,
+        features=features,
         seed=seed,
     )
+    method: dict[str, Any] = {
+        "planner": planner,
+        "accountant": accountant,
+        "weights": weights,
+        "target": target,
+        "batch_size": batch_size,
+        "sampling": sampling,
+        "learning_rate": learning_rate,
+    }
     with progress("planning"):
+        options = with_features(options, budget, prices, **method)
         source = read_source(options)
         budget, prices = limits(options, source, budget, prices)
-        planned = fedbudget.plan(
-            source.problem,
-            budget,
-            prices,
-            planner=planner,
-            accountant=accountant,
-            weights=weights,
-            target=target,
-            batch_size=batch_size,
-            sampling=sampling,
-            learning_rate=learning_rate,
-        )
+        planned = fedbudget.plan(source.problem, budget, prices, **method)
     if as_json:
         print_json(planned.to_dict() | about(source))
         return

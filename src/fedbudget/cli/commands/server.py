@@ -154,6 +154,15 @@ def run(
             rich_help_panel=RUN,
         ),
     ] = None,
+    evaluation: Annotated[
+        float,
+        typer.Option(
+            parser=parse_number,
+            help="Epsilon that the plan leaves for fedbudget server evaluate, on "
+            "devices that allow it; 0 leaves none.",
+            rich_help_panel=RUN,
+        ),
+    ] = 0.0,
     status_port: Annotated[
         int | None,
         typer.Option(
@@ -197,6 +206,7 @@ def run(
         planner=planner,
         schema=None if schema is None else read_schema_file(schema),
         status_port=status_port,
+        evaluation=evaluation,
     )
     # A service is stopped by SIGTERM: then, too, the order is withdrawn.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -304,6 +314,73 @@ def cancel(
 
 
 @server.command(cls=PlainCommand)
+def evaluate(
+    folder: Folder,
+    *,
+    certs: Certs,
+    epsilon: Annotated[
+        float,
+        typer.Option(
+            parser=parse_number,
+            help="What an answer costs each device; charged to its ledger. Required.",
+            show_default=False,
+        ),
+    ],
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            metavar="correct|per-class|squared-error",
+            help="What to measure. Default: correct; squared-error for numbers.",
+            show_default=False,
+        ),
+    ] = None,
+    host: BrokerHost = HOST,
+    port: BrokerPort = TLS_PORT,
+    seconds: Annotated[
+        float, typer.Option("--wait", parser=parse_number, help="Seconds for answers.")
+    ] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a released model on rows of the devices that no run trains on.
+
+    Each device whose owner allows it answers with noisy counts, charged to its ledger
+    from the share of epsilon that the policy states. The result has an interval.
+    """
+    from fedbudget.errors import RecordError
+    from fedbudget.fleet.coordinator import evaluation
+    from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+    from fedbudget.fleet.coordinator.lifecycle import CHECKPOINTS, read_summary
+    from fedbudget.fleet.wire.signing import Signer
+    from fedbudget.record import read_run
+
+    read_summary(Path(folder))  # refuses what is no run
+    checkpoints = Checkpoints(Path(folder) / CHECKPOINTS)
+    stored = checkpoints.run()
+    checkpoints.close()
+    trained = read_run(Path(folder) / "run")
+    if stored is None or trained.theta is None:
+        raise RecordError(f"the run in {folder} has no model yet: let it finish first")
+    usual = "squared-error" if trained.plan.loss == "huber" else "correct"
+    with _connection(certs, host, port, replies=True) as connection:
+        result = evaluation.evaluate(
+            connection,
+            stored,
+            trained.theta,
+            signer=Signer.read(Path(certs) / "coordinator.sign"),
+            epsilon=epsilon,
+            measure=measure or usual,
+            seconds=seconds,
+        )
+    path = evaluation.keep(Path(folder), result)
+    if as_json:
+        print_json(result.to_dict() | {"file": str(path)})
+        return
+    from fedbudget.cli.views.fleet import show_evaluation
+
+    show_evaluation(result, str(path))
+
+
+@server.command(cls=PlainCommand)
 def withdraw(
     file: Annotated[
         str,
@@ -346,16 +423,20 @@ def withdraw(
     typer.echo(f"withdrawn: {key}; devices refuse its orders from now on")
 
 
-def _connection(certs: str, host: str, port: int) -> "Connection":
+def _connection(
+    certs: str, host: str, port: int, *, replies: bool = False
+) -> "Connection":
     """Return a connection to the broker in the coordinator's name."""
     from fedbudget.fleet.transport.address import BrokerAddress
     from fedbudget.fleet.transport.certificates import COORDINATOR, identity_of
     from fedbudget.fleet.transport.mqtt import Connection
+    from fedbudget.fleet.wire import topics
 
     identity = identity_of(certs, COORDINATOR)
     broker = BrokerAddress(host=host, port=port, identity=identity)
     # A session of its own would end with this command; the coordinator's is kept.
-    return Connection(broker, name=COORDINATOR, topics=())
+    names = topics.coordinator_reads() if replies else ()
+    return Connection(broker, name=COORDINATOR, topics=names)
 
 
 def _log_begin(plan: Any, names: tuple[str, ...], port: int | None) -> None:

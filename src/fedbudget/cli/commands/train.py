@@ -39,12 +39,14 @@ from fedbudget.cli.options import (
     Dissimilarity,
     Donors,
     Epsilon,
+    Features,
     Label,
     LearningRate,
     LeastAnswers,
     LossName,
     Missing,
     NumDevices,
+    Order,
     PartitionText,
     Planner,
     PublicSample,
@@ -76,15 +78,18 @@ from fedbudget.cli.sources import (
     read_data,
     rows_record,
     source_of,
+    with_features,
 )
 from fedbudget.data import Dataset, hold_out
 from fedbudget.data.partitions import SEED
+from fedbudget.data.row_weights import balanced_threshold, read_shares, weight_rows
 from fedbudget.errors import InvalidInputError, NotPrivateWarning
 from fedbudget.planning import Plan
 from fedbudget.planning.settings import ACCOUNTANT, PLANNER, SAMPLING, TARGET, WEIGHTING
 from fedbudget.privacy import Kind, rounded_up
 from fedbudget.record import Round, largest, to_row
 from fedbudget.simulation.dissimilarity import plan_with_query
+from fedbudget.simulation.thresholds import plan_with_threshold
 from fedbudget.trackers import Tracker, tracker
 from fedbudget.training import Run
 
@@ -161,6 +166,37 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = False,
+    threshold: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER|shares|measure",
+            help="With two classes: predict the second above this probability. shares: "
+            "above its share in --class-shares; measure: above its share as devices "
+            "measure it, charged to privacy and cost. Default: 0.5.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    class_weight: Annotated[
+        str | None,
+        typer.Option(
+            metavar="balanced",
+            help="Let all classes count the same: rows of frequent classes are left "
+            "out at random, by --class-shares. Default: every row counts the same.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    class_shares: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS=SHARE,...",
+            help="Publicly known shares of the classes, such as no=0.97,yes=0.03; "
+            "never counted on private rows. Default: none.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     split: Split = None,
     num_devices: NumDevices = None,
     path: VehiclePath = None,
@@ -169,6 +205,8 @@ def train(
     schema: SchemaFile = None,
     partition: PartitionText = None,
     missing: Missing = None,
+    order: Order = None,
+    features: Features = None,
     communication_price: CommunicationPrice = COMMUNICATION_PRICE,
     computation_price: ComputationPrice = COMPUTATION_PRICE,
     computation_price_per_sample: SamplePrice = 0,
@@ -218,8 +256,14 @@ def train(
 ) -> None:
     """Train on simulated devices, or release a model; devices enforce their budgets."""
     measure = dissimilarity == "measure"
+    if measure and threshold == "measure":
+        raise InvalidInputError(
+            "--dissimilarity measure and --threshold measure: measure one, and state "
+            "the other"
+        )
+    shares = None if class_shares is None else read_shares(class_shares)
     if release:
-        _check_folder(out, measure=measure)
+        _check_folder(out, measure=measure or threshold == "measure")
         _check_release(
             personal=personal,
             no_privacy=no_privacy,
@@ -251,11 +295,13 @@ def train(
         schema=schema,
         partition=partition,
         missing=missing,
+        order=order,
         loss=loss,
         l2=l2,
         dissimilarity=None if measure else dissimilarity,
         public_sample=public_sample,
         donors=donors,
+        features=features,
         seed=seed,
     )
     method: dict[str, Any] = {
@@ -268,9 +314,14 @@ def train(
         "learning_rate": learning_rate,
     }
     with progress("planning"):
+        options = with_features(options, budget, prices, **method)
         dataset, held_out = read_data(options), None
         if new_devices:
             dataset, held_out = hold_out(dataset, count=new_devices, seed=seed)
+        if class_weight is not None:
+            dataset = weight_rows(
+                dataset, class_weight=class_weight, class_shares=shares, seed=seed
+            )
         source = source_of(dataset, options)
         budget, prices = limits(options, source, budget, prices)
         devices: ReleaseDevices | SimulatedDevices
@@ -285,13 +336,15 @@ def train(
                 participation=participation,
                 new_devices=held_out,
             )
-        if measure:
-            problem, plan = plan_with_query(
-                devices, source.problem, budget, prices, **method
-            )
+        if measure or threshold == "measure":
+            ask = plan_with_query if measure else plan_with_threshold
+            problem, plan = ask(devices, source.problem, budget, prices, **method)
             source = replace(source, problem=problem)
         else:
             plan = fedbudget.plan(source.problem, budget, prices, **method)
+        if threshold not in (None, "measure"):
+            cut = _threshold(str(threshold), shares, dataset.classes)
+            plan = replace(plan, threshold=cut)
     if no_privacy:
         _warn_of_no_privacy()
         plan = plan.without_privacy()
@@ -299,6 +352,8 @@ def train(
     if out is not None:
         settings = _settings(options, source, dataset, budget)
         settings |= {"new_devices": new_devices} if new_devices else {}
+        settings |= {"class_weight": class_weight} if class_weight else {}
+        settings |= {"class_shares": shares} if shares else {}
         record = fedbudget.Record(out, about=settings)
     started = time.perf_counter()
     with _progress(
@@ -321,6 +376,20 @@ def train(
     show_run(source, budget, run, record=out)
 
 
+def _threshold(
+    text: str, shares: dict[str, float] | None, classes: tuple[str, ...] | None
+) -> float:
+    """Return the threshold that the option states, or that public shares give."""
+    if text != "shares":
+        return parse_number(text)
+    if shares is None or classes is None:
+        raise InvalidInputError(
+            "--threshold shares needs --class-shares: give publicly known shares, such "
+            "as no=0.97,yes=0.03"
+        )
+    return balanced_threshold(shares, classes)
+
+
 def _check_folder(out: str | None, *, measure: bool) -> None:
     """Refuse a release whose model or whose measurement would be lost."""
     if out is None:
@@ -330,9 +399,8 @@ def _check_folder(out: str | None, *, measure: bool) -> None:
         )
     if measure and Path(out).exists():
         raise InvalidInputError(
-            f"--dissimilarity measure would spend privacy again, and {out!r} exists: a "
-            "release that measured cannot be resumed; name a new folder, or state the "
-            "dissimilarity"
+            f"'measure' would spend privacy again, and {out!r} exists: a release that "
+            "measured cannot be resumed; name a new folder, or state what it measures"
         )
 
 

@@ -150,6 +150,9 @@ def _outcome(budget: Budget, run: Run, record: str | None) -> Iterator[tuple[str
     yield "cost", f"{spent} of {span(budget.cost)} units per device"
     answers = span([done.answered for done in run.rounds])
     yield "answers", f"from {answers} of {plan.num_devices} devices per round"
+    if plan.threshold != 0.5:
+        text = f"{plan.threshold:.3g}: probability above which the second class is "
+        yield "threshold", f"{text}predicted"
     if record is None:
         yield "record", "none; use --out FOLDER to save the run"
     else:

@@ -30,6 +30,7 @@ from fedbudget.fleet.coordinator.defaults import (
     WAIT,
 )
 from fedbudget.fleet.coordinator.devices import FleetDevices
+from fedbudget.fleet.coordinator.evaluation import with_reserve
 from fedbudget.fleet.coordinator.lifecycle import (
     CHECKPOINTS,
     CancelledError,
@@ -80,10 +81,12 @@ class Settings:
     planner: str = PLANNER
     schema: Schema | None = None  # of the devices' tables, for users of the model
     status_port: int | None = None  # None: no status page
+    evaluation: float = 0.0  # epsilon that plans leave for an evaluation; 0: none
 
     def __post_init__(self) -> None:
         """Check now what would otherwise fail after the wait."""
         within("wait", self.wait, least=0)
+        within("evaluation", self.evaluation, least=0)
         within("deadline", self.deadline, above=0)
         whole("minimum", self.minimum)
         for name in ("quorum", "participation"):
@@ -264,14 +267,18 @@ def _make_plan(
     declarations = gather(
         channel, roster, count=settings.devices, seconds=settings.wait, signer=signer
     )
+    by_name = {declaration.device: declaration for declaration in declarations}
+    if settings.evaluation > 0:
+        declarations = [with_reserve(d, settings.evaluation) for d in declarations]
     try:
-        return plan_fleet(
+        plan, selected = plan_fleet(
             declarations,
             dissimilarity=settings.dissimilarity,
             planner=settings.planner,
             roster=roster,
             schema=None if settings.schema is None else settings.schema.digest,
         )
+        return plan, [by_name[declaration.device] for declaration in selected]
     finally:
         roster.send_notices(channel, signer)
         channel.flush(_FLUSH)

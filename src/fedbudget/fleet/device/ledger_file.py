@@ -352,6 +352,12 @@ class LedgerFile:
             self._check_range(joined)
             self._write(database, "evaluation", joined.to_body(), run=run)
 
+    @property
+    def num_evaluations(self) -> int:
+        """The number of recorded evaluations."""
+        with self._open():
+            return len(self._memory.evaluations)
+
     def evaluation(self, run: bytes) -> JoinedRun | None:
         """Return a recorded evaluation; none if the device has not seen it."""
         with self._open():

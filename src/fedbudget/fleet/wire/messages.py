@@ -219,6 +219,9 @@ class Declaration(Message):
     # for files of ready rows.
     schema: str | None = None
     ledger: str | None = None  # random: the ledger's permanent identity
+    # Of a device that answers evaluations; see `device.evaluation`.
+    evaluation_epsilon: float | None = None  # of all of a period
+    evaluation_samples: int | None = None  # rows that no run trains on
 
     kind: ClassVar[str] = "declaration"
     checks: ClassVar[Mapping[str, Check]] = {
@@ -236,6 +239,8 @@ class Declaration(Message):
         "software": optional(TEXT),
         "schema": optional(hex_field(64)),  # SHA-256
         "ledger": optional(hex_field(LEDGER_DIGITS)),
+        "evaluation_epsilon": optional(_DECLARED),
+        "evaluation_samples": optional(whole_field()),
     }
 
 

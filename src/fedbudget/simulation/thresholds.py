@@ -1,0 +1,107 @@
+"""A decision threshold from one charged query: the share of the second class.
+
+Every device sends the mean, over its training rows, of 1/2 - y with Gaussian noise:
+the gradient of the logistic loss at theta = 0 on a single column of ones. It is charged
+as any gradient, with sensitivity 2 G / N for G = 1. That is twice the true one, 1 / N:
+the claim is too high, never too low. The weighted mean over the devices gives the
+share of the second class, which is the threshold that balances both kinds of errors:
+`data.row_weights.balanced_threshold`.
+"""
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedbudget.budget import Budget, Prices
+from fedbudget.checks import Array, number, within
+from fedbudget.data import Dataset
+from fedbudget.errors import InvalidInputError
+from fedbudget.planning import Plan, plan
+from fedbudget.privacy import GDP
+from fedbudget.problem import Problem
+from fedbudget.simulation.dissimilarity import GradientRelease, query_cost
+
+_LEAST, _MOST = 0.001, 0.999  # noise may carry an estimate outside
+
+
+class ClassShareDevices(Protocol):
+    """Devices that answer the query, each within its own budget."""
+
+    data: Dataset
+
+    def noisy_class_shares(self, noise_std: Array, *, cost: Array) -> GradientRelease:
+        """Charge every device, then return 1/2 minus its share, with noise."""
+
+
+def measure_threshold(
+    devices: ClassShareDevices,
+    problem: Problem,
+    budget: Budget,
+    prices: Prices,
+    *,
+    share: float = 0.05,
+) -> tuple[Problem, float]:
+    """Return the problem with the query's privacy spent, and the threshold.
+
+    Args:
+        devices: The devices to ask.
+        problem: The problem to plan for.
+        budget: The budget of every device.
+        prices: The prices that devices pay: the query costs one step and one upload.
+        share: Share of each device's privacy budget (mu squared) that the query spends.
+
+    Raises:
+        InfeasibleBudgetError: A device has already spent what the query asks for.
+        InvalidInputError: There are not two classes with probabilities.
+    """
+    number("share", share, above=0, below=1)
+    if devices.data.num_classes != 2 or problem.model.name not in (
+        "logistic",
+        "softmax",
+    ):
+        raise InvalidInputError(
+            f"a threshold is for two classes with probabilities, not for loss "
+            f"{problem.model.name!r} with {devices.data.num_classes} classes: leave it "
+            "out",
+            argument="threshold",
+        )
+    sizes = problem.num_samples
+    epsilon, delta, _ = budget.for_rows(sizes).per_device(problem.num_devices)
+    remaining = GDP.mu_from_epsilon(epsilon, delta) ** 2 - problem.prior_mu**2
+    mu = np.sqrt(share * np.maximum(remaining, 0))
+    within("mu left to measure with", mu, above=0, remedy="raise epsilon")
+    std = 2 / (sizes * mu)
+    release = devices.noisy_class_shares(std, cost=query_cost(problem, prices))
+    # The share over all rows: devices count by their rows, not by their noise.
+    second = 0.5 - float(np.average(release.gradients[:, 0], weights=sizes))
+    return (
+        problem.with_spending(mu, release.name),
+        float(np.clip(second, _LEAST, _MOST)),
+    )
+
+
+def plan_with_threshold(
+    devices: ClassShareDevices,
+    problem: Problem,
+    budget: Budget,
+    prices: Prices,
+    **options: Any,
+) -> tuple[Problem, Plan]:
+    """Let the devices measure the threshold, and plan with the rest of the budgets.
+
+    The plan's costs include the query's, as its epsilons do. Run it on the same
+    devices: their ledgers have been charged for the query.
+    """
+    if budget.unit == "device":  # before anything is charged
+        raise InvalidInputError(
+            "the measurement protects one sample, and epsilon is for unit 'device': "
+            "state the threshold instead of measuring it",
+            argument="unit",
+        )
+    budget = budget.for_rows(problem.num_samples)
+    query = query_cost(problem, prices)
+    rest = replace(budget, cost=np.asarray(budget.cost) - query)
+    problem, threshold = measure_threshold(devices, problem, budget, prices)
+    rest_plan = plan(problem, rest, prices, **options)
+    return problem, replace(rest_plan, cost=rest_plan.cost + query, threshold=threshold)
