@@ -33,6 +33,8 @@ from fedbudget.data.wisdm import CHANNELS, SCHEMA
 from fedbudget.planning.settings import longest_tau
 from fedbudget.planning.shared_noise import SumSchedule, shared_noise_plan
 from fedbudget.planning.weights import capped
+from fedbudget.privacy import Trust, Unit
+from fedbudget.privacy.runs import TRUSTS
 from fedbudget.reporting.baselines import centralised, constant
 
 SPLITS, METHOD_SPLITS = 20, 6
@@ -62,9 +64,9 @@ class Case:
     epsilons: tuple[float, ...]
     cost: float = 1000
     delta: float = 1e-4
-    unit: str = "sample"
+    unit: Unit = "sample"
 
-    def budget(self, epsilon: float, trust: str) -> fb.Budget:
+    def budget(self, epsilon: float, trust: Trust) -> fb.Budget:
         """Return the budget of one row of a table."""
         return fb.Budget(
             epsilon=epsilon,
@@ -92,10 +94,10 @@ def watches(split: int) -> fb.Dataset:
     columns, y, owners = watch_columns()
     people = np.random.default_rng(PILOT).permutation(owners.max() + 1)
     public = np.isin(owners, people[:PILOT])
-    bounds = {
-        name: Numeric(*map(float, np.quantile(values[public], (0.01, 0.99))))
-        for name, values in columns.items()
-    }
+    bounds = {}
+    for name, values in columns.items():
+        low, high = np.quantile(values[public], (0.01, 0.99))
+        bounds[name] = Numeric(float(low), float(high))
     schema = Schema(features=bounds, label=SCHEMA.label, target=SCHEMA.target)
     rows = schema.encode({name: values[~public] for name, values in columns.items()})
     devices = np.unique(owners[~public], return_inverse=True)[1]
@@ -138,7 +140,7 @@ CASES = (
 def pairs(budget: fb.Budget) -> Iterator[tuple[int, int]]:
     """Yield local steps and rounds that the cost pays for."""
     for tau, share in TAUS_AND_ROUNDS:
-        rounds = int(share * budget.cost / (100 + tau))
+        rounds = int(share * float(np.max(budget.cost)) / (100 + tau))
         yield tau, max(1, min(rounds, MOST_STEPS // tau))
     for rounds in FEW_ROUNDS:
         longest = longest_tau(budget, PRICES, rounds=rounds, batch_size=1)
@@ -257,11 +259,11 @@ class Result:
 def measure(case: Case, splits: int, methods: bool) -> list[Result]:
     """Run all plans of a case on all splits."""
     data = [case.load(split) for split in range(splits)]
-    loss = "softmax" if data[0].num_classes > 2 else "logistic"
+    loss = "softmax" if (data[0].num_classes or 0) > 2 else "logistic"
     plans: dict[tuple[float, str], fb.Plan] = {}
     problem = data[0].problem(loss=loss)
     for epsilon in case.epsilons:
-        for trust in ("uploads", "sum"):
+        for trust in TRUSTS:
             budget = case.budget(epsilon, trust)
             plans[epsilon, trust] = fb.plan(problem, budget, PRICES)
         if methods:
@@ -269,7 +271,7 @@ def measure(case: Case, splits: int, methods: bool) -> list[Result]:
             plans[epsilon, "grid"] = best_of(case, [grid(problem, budget)], few)
             plans[epsilon, "fed-avg"] = best_of(case, [fed_avg(problem, budget)], few)
             plans[epsilon, "one-shot"] = best_of(case, one_shot(problem, budget), few)
-    scores = {key: [] for key in plans}
+    scores: dict[tuple[float, str], list[float]] = {key: [] for key in plans}
     references: dict[str, list[float]] = {"constant": [], "centralised": []}
     for split, d in enumerate(data):
         for key, value in _scores(d, plans, split).items():
@@ -292,7 +294,7 @@ def _scores(
     data: fb.Dataset, plans: dict[tuple[float, str], fb.Plan], split: int
 ) -> dict[tuple[float, str], float]:
     """Return the test accuracy of every plan in points; a sweep has one loss."""
-    scores = {}
+    scores: dict[tuple[float, str], float] = {}
     for l2 in {plan.l2 for plan in plans.values()}:
         keys = [key for key, plan in plans.items() if plan.l2 == l2]
         own = [plans[key] for key in keys]
