@@ -18,8 +18,12 @@ from fedbudget.cli.options import (
     BrokerHost,
     BrokerPort,
     Certs,
+    Colluders,
     DefaultGroup,
+    LeastAnswers,
     PlainCommand,
+    TrustName,
+    UnitName,
     parse_number,
     parse_whole,
 )
@@ -144,6 +148,10 @@ def run(
             metavar="joint|bound|paper", help="Which planner.", rich_help_panel=RUN
         ),
     ] = PLANNER,
+    trust: TrustName = "uploads",
+    unit: UnitName = "sample",
+    least_answers: LeastAnswers = None,
+    colluders: Colluders = 0,
     schema: Annotated[
         str | None,
         typer.Option(
@@ -182,12 +190,11 @@ def run(
     device is charged twice.
     """
     from fedbudget.fleet.coordinator.process import Settings, run_server
+    from fedbudget.fleet.logs import start_logging
     from fedbudget.fleet.transport.address import BrokerAddress
     from fedbudget.fleet.transport.certificates import COORDINATOR, identity_of
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s: %(message)s"
-    )
+    start_logging()
     settings = Settings(
         out=Path(out),
         broker=BrokerAddress(
@@ -206,6 +213,10 @@ def run(
         planner=planner,
         schema=None if schema is None else read_schema_file(schema),
         status_port=status_port,
+        trust=trust,  # type: ignore[arg-type]  # the settings check it
+        unit=unit,  # type: ignore[arg-type]
+        least_answers=least_answers,
+        colluders=colluders,
         evaluation=evaluation,
     )
     # A service is stopped by SIGTERM: then, too, the order is withdrawn.
@@ -462,5 +473,14 @@ def _show_round(bar: Bar, latest: Round) -> None:
         counted(len(latest.refused), "refusal"),
         "none" if epsilon is None else rounded_up(epsilon),
         cost or 0.0,
+        extra={
+            "facts": {
+                "round": latest.number,
+                "answers": latest.answered,
+                "refusals": latest.refused,
+                "epsilon": epsilon,
+                "cost": cost,
+            }
+        },
     )
     bar.show(f"round {latest.number}", done=latest.number)

@@ -21,6 +21,7 @@ The noise of the answer is at least that of the charge, for any model: see
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError, LedgerError, MessageError
@@ -42,6 +43,7 @@ from fedbudget.fleet.device.periods import (
 )
 from fedbudget.fleet.device.policy import Policy, PricePolicy
 from fedbudget.fleet.device.renewal import check_earlier_rows, renewed
+from fedbudget.fleet.device.sum_terms import check_sum
 from fedbudget.fleet.device.withdrawals import ENDED, Withdrawals
 from fedbudget.fleet.wire.evaluation import EvaluationOrder
 from fedbudget.fleet.wire.messages import (
@@ -105,6 +107,14 @@ def check_offer(
         raise _Refusal("policy", f"loss, num_classes and dim must be {shape}")
     if offer.sampling == "full" and offer.batch_size != offer.num_samples:
         raise _Refusal("policy", "the batch_size of full batches must be num_samples")
+    if offer.sum_terms is not None:
+        try:
+            check_sum(offer, policy)
+        except (InvalidInputError, MessageError) as error:
+            raise _Refusal("policy", str(error)) from None
+        return
+    if policy.sums is not None and policy.sums.trust == "sum":
+        raise _Refusal("policy", "the owner takes part only in runs of sums")
     for number in (1, offer.rounds):
         _check_noise(offer, number, limits.least_noise_multiplier)
 
@@ -155,12 +165,14 @@ class _FrozenRows:
 class Guard:
     """Owns a device's rows and ledger, and answers orders."""
 
+    _ledger_type: ClassVar[type[LedgerFile]] = LedgerFile
+
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._rows: DeviceRows = read_rows(policy.data)
         self._frozen: dict[bytes, _FrozenRows] = {}
         self._waiting: OrderedDict[bytes, bytes] = OrderedDict()
-        self._ledger = LedgerFile(
+        self._ledger = self._ledger_type(
             policy.ledger, policy.budget, lineage=policy.data.lineage
         )
         try:
@@ -276,10 +288,7 @@ class Guard:
         try:
             joined = self._ledger.run(order.run)
             if joined is None:
-                # Either the offer has not arrived yet, or the run is for other devices.
-                self._waiting[order.run] = data
-                while len(self._waiting) > _WAITING:
-                    self._waiting.popitem(last=False)
+                self._wait_for_offer(order.run, data)
                 return []
             if joined.key != key:
                 raise _Refusal("untrusted", "another coordinator signed the offer")
@@ -290,6 +299,15 @@ class Guard:
             return [self._refused(order.run, order.round, refusal)]
         except (LedgerError, InvalidInputError) as error:
             return [self._trouble(order.run, order.round, error)]
+
+    def _wait_for_offer(self, run: bytes, data: bytes) -> None:
+        """Store an order whose offer may not have arrived yet.
+
+        Or the run is for other devices.
+        """
+        self._waiting[run] = data
+        while len(self._waiting) > _WAITING:
+            self._waiting.popitem(last=False)
 
     def _evaluate(self, body: bytes, key: str) -> Reply | None:
         """Answer an evaluation, or refuse; none if the message is another one."""
@@ -328,6 +346,8 @@ class Guard:
 
     def _carry_out(self, order: RoundOrder, joined: JoinedRun) -> Reply:
         offer = RunOffer.from_bytes(joined.offer)
+        if offer.sum_terms is not None:  # a model would be seen with a share of noise
+            raise _Refusal("policy", "this run is one of sums: its uploads are masked")
         stored = self._ledger.answer(order.run, order.round)
         if stored is not None:
             return Reply.from_bytes(stored)
@@ -547,7 +567,14 @@ class Guard:
         self._ledger.note_data(count, fingerprint, continues=continues)
 
     def _refused(self, run: bytes, round: int, refusal: _Refusal) -> Reply:
-        _log.warning("round %d is refused, %s: %s", round, refusal.code, refusal)
+        facts = {"run": run.hex(), "round": round, "code": refusal.code}
+        _log.warning(
+            "round %d is refused, %s: %s",
+            round,
+            refusal.code,
+            refusal,
+            extra={"facts": facts | {"reason": refusal.reason}},
+        )
         return Reply(
             device=self._policy.device,
             run=run,
