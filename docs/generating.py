@@ -162,7 +162,14 @@ _OTHER_KEYS = {
 
 def wire() -> str:
     """Describe every message, field by field, from the messages' own source."""
-    from fedbudget.fleet.wire import codec, framing as chunks, messages, signing, topics
+    from fedbudget.fleet.wire import (
+        codec,
+        framing as chunks,
+        messages,
+        secure_messages as secure,
+        signing,
+        topics,
+    )
 
     kinds = (
         messages.Declaration,
@@ -170,6 +177,7 @@ def wire() -> str:
         messages.RoundOrder,
         messages.Reply,
         chunks.Chunk,
+        *(secure.SumTerms, secure.Introduction, *secure.ORDERS, *secure.REPLIES),
     )
     parts = [f"```text\n{inspect.getdoc(topics)}\n```"]
     for kind in kinds:
@@ -195,7 +203,9 @@ def _fields(kind: type) -> Iterator[str]:
     field = re.compile(
         r"^    (\w+): ([^=#]+?)(?: = [^#]+?)?(?:  # (.*))?$", re.MULTILINE
     )
-    for name, annotation, text in field.findall(inspect.getsource(kind)):
+    bases = reversed([base for base in kind.__mro__ if hasattr(base, "to_bytes")])
+    source = "\n".join(inspect.getsource(base) for base in bases)
+    for name, annotation, text in field.findall(source):
         if not annotation.startswith("ClassVar"):
             yield f"| `{name}` | `{annotation.replace('|', 'or')}` | {_cell(text)} |"
 

@@ -18,10 +18,11 @@ import pytest
 from fedbudget.errors import InvalidInputError, LedgerError
 from fedbudget.fleet.device import exact_steps
 from fedbudget.fleet.device.exact_noise import ExactNormals
-from fedbudget.fleet.device.guard import Guard, start_period
+from fedbudget.fleet.device.guard import Guard
 from fedbudget.fleet.device.ledger_file import JoinedRun, LedgerFile
 from fedbudget.fleet.device.periods import RowRange
 from fedbudget.fleet.device.policy import read_policy
+from fedbudget.fleet.device.renewal import start_period
 from fedbudget.fleet.device.statement import read_statement
 from fedbudget.privacy import GDP, epsilon_from_mu, mu_from_epsilon
 from tests.fleet.devices import DIM, NUM_ROWS, Site, new_site, rows

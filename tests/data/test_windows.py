@@ -1,14 +1,23 @@
-"""Statistics of windows, by hand, by their bounds and by scipy."""
+"""Statistics of windows, by hand, by their bounds and by scipy; windows of tables."""
 
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from scipy import signal, stats as scipy_stats
 
-from fedbudget.data.features import Numeric
+import fedbudget as fb
+from fedbudget.data import Categorical, Numeric, Schema, Windows
 from fedbudget.data.windows import BANDS, statistic_bounds, statistics
+from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.fleet.device.data_file import read_rows
+from fedbudget.fleet.device.policy import DataPolicy
+from fedbudget.interop.prediction import predict_table
+from tests import iot_tables as iot
 
 AXES = {"a": Numeric(-4, 4), "b": Numeric(0, 10)}
 
@@ -101,3 +110,144 @@ def test_a_window_is_computed_from_itself_alone() -> None:
     after = statistics(windows, AXES, magnitude=True)
     changed = {int(i) for n in before for i in np.flatnonzero(before[n] != after[n])}
     assert changed == {7}
+
+
+def schema_of(**options: object) -> Schema:
+    return Schema(
+        features={**AXES, "room": Categorical(("hall", "yard"))},
+        label="y",
+        target=Categorical(("no", "yes")),
+        windows=Windows(**{"length": 25, "columns": ("a", "b")} | options),  # type: ignore[arg-type]
+    )
+
+
+def table_of(devices: int = 3, readings: int = 110, seed: int = 0) -> dict[str, Any]:
+    """Readings of devices, mixed, with a time for each."""
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(devices), readings)
+    time = np.tile(np.arange(readings), devices)
+    shuffled = rng.permutation(len(owner))
+    table = {
+        "id": owner,
+        "time": time,
+        "a": rng.uniform(-4, 4, len(owner)),
+        "b": rng.uniform(0, 10, len(owner)),
+        "room": np.where(time % 2 == 0, "hall", "yard"),
+        "y": np.where(time // 25 % 2 == 0, "no", "yes"),
+    }
+    return {name: cells[shuffled] for name, cells in table.items()}
+
+
+def test_readings_become_one_row_per_whole_window() -> None:
+    schema, table = schema_of(order="time"), table_of()
+    data = fb.from_table(table, label="y", device="id", schema=schema)
+    total = data.train.sizes + data.validation.sizes + data.test.sizes
+    assert total.tolist() == [4, 4, 4]  # 110 readings: 4 windows of 25
+    assert data.dim == 2 * 12 + 1 + 2 + 1
+    # By hand: device 1, sorted, its second window, among all of its rows.
+    mine = table["id"] == 1
+    order = np.argsort(table["time"][mine])
+    columns = {name: cells[mine][order][25:50] for name, cells in table.items()}
+    expected = np.asarray(schema.encode(columns))[0]
+    assert data.train.device(1)[0][1] == pytest.approx(expected, abs=1e-6)
+    assert data.train.device(1)[1].tolist() == [0, 1, 0]
+    room = data.feature_names.index("room=hall")  # of the last reading, at time 49
+    assert data.train.device(1)[0][1, room] == 0
+
+
+def test_the_split_is_by_time() -> None:
+    table = table_of(readings=1000)
+    schema = schema_of(order="time")
+    data = fb.from_table(table, label="y", device="id", schema=schema)
+    assert data.test.sizes.tolist() == [4, 4, 4]
+    mine = table["id"] == 2
+    order = np.argsort(table["time"][mine])[-100:]
+    last = {name: cells[mine][order] for name, cells in table.items()}
+    assert data.test.device(2)[0] == pytest.approx(
+        np.asarray(schema.encode(last)), abs=1e-6
+    )
+
+
+def test_a_table_without_windows_is_split_by_time_too() -> None:
+    plain = replace(schema_of(), windows=None)
+    data = fb.from_table(table_of(), label="y", device="id", schema=plain, order="time")
+    # Times 88 .. 98 validate and 99 .. 109 test; labels of 75 .. 99 are yes.
+    assert data.test.device(0)[1].tolist() == [1] + [0] * 10
+
+
+def test_a_schema_with_windows_travels() -> None:
+    schema = schema_of(order="time", magnitude=True).with_features("fourier:20")
+    again = Schema.from_json(schema.to_json())
+    assert again == schema and again.digest == schema.digest
+    assert schema.digest != schema_of(order="time").digest
+
+
+def test_a_device_computes_the_same_windows(tmp_path: Path) -> None:
+    """Its blocks of lines never cut a window, and an unfinished one waits."""
+    rng = np.random.default_rng(3)
+    count = 1330
+    table = {
+        "a": rng.uniform(-4, 4, count),
+        "b": rng.uniform(0, 10, count),
+        "room": rng.choice(["hall", "yard"], count),
+        "y": rng.choice(["no", "yes"], count),
+    }
+    schema = schema_of(length=60)
+    path = iot.write(tmp_path / "rows.csv", table)
+    text = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*text[:300], "\n", *text[300:]]))  # an empty line
+    stored = tmp_path / "schema.json"
+    stored.write_text(schema.to_json())
+    policy = DataPolicy(
+        file=path, schema=stored, label=None, loss="logistic", classes=2, lineage="x"
+    )
+    rows = read_rows(policy).rows
+    assert rows.x.shape == (22, len(schema.feature_names))
+    assert np.abs(rows.x - np.asarray(schema.encode(table))).max() < 1e-4
+    assert rows.y.tolist() == schema.encode_label(table["y"]).tolist()
+
+
+def test_predictions_are_one_per_window(tmp_path: Path) -> None:
+    schema = schema_of()
+    model = fb.LinearModel(
+        theta=np.ones(len(schema.feature_names)), loss="logistic", schema=schema
+    )
+    path = iot.write(tmp_path / "rows.csv", table_of(devices=1))
+    result = predict_table(model, path, tmp_path / "out.csv")
+    assert result.num_rows == 4
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert len(lines) == 5
+    assert lines[1].startswith(path.read_text().splitlines()[25])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"step": 10}, "in up to 3 samples, and cost as often; use step = 25"),
+        ({"step": 50}, "between windows would be lost"),
+        ({"length": 5}, "length"),
+        ({"columns": ("a", "room")}, "'room', which is no numeric feature"),
+        ({"columns": ()}, "no columns"),
+        ({"columns": "a"}, "must be a list"),
+        ({"magnitude": 1}, "true or false"),
+        ({"order": 3}, "must name a column"),
+    ],
+)
+def test_windows_that_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        schema_of(**options)
+
+
+def test_tables_that_do_not_go_with_windows() -> None:
+    table = table_of()
+    with pytest.raises(InvalidInputError, match="need the devices of the rows"):
+        fb.from_table(table, label="y", partition="iid:2", schema=schema_of())
+    with pytest.raises(DataError, match="fewer than 25 readings"):
+        fb.from_table(table_of(readings=20), label="y", device="id", schema=schema_of())
+    plain = schema_of().to_dict()
+    with pytest.raises(InvalidInputError, match="'overlap', which is not known"):
+        Schema.from_dict(
+            plain | {"windows": {"length": 25, "columns": ["a"], "overlap": 2}}
+        )
+    with pytest.raises(InvalidInputError, match="write length and columns"):
+        Schema.from_dict(plain | {"windows": {"length": 25}})

@@ -6,6 +6,7 @@ from fedbudget.fleet.demo import (
     MOSQUITTO,
     Child,
     HeldPort,
+    MosquittoFleet,
     TrialFleet,
     listens,
     mosquitto,
@@ -13,20 +14,6 @@ from fedbudget.fleet.demo import (
 )
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "mosquitto"
-
-
-class MosquittoFleet(TrialFleet):
-    """The processes of a fleet whose broker is mosquitto, which must be installed."""
-
-    def _broker(self) -> Child:
-        return mosquitto(
-            shipped=SHIPPED,
-            certs=self.certs,
-            folder=self.folder / "broker",
-            port=self.port,
-        )
-
-
 FLEETS = {"amqtt": TrialFleet, "mosquitto": MosquittoFleet}
 USUAL = "amqtt" if MOSQUITTO is None else "mosquitto"  # default of a benchmark
 

@@ -189,20 +189,20 @@ class Fleet:
         self.serve(device, policy)
         device.close()
 
-    def coordinate(self, count: int) -> FleetDevices:
+    def coordinate(self, count: int, **settings: Any) -> FleetDevices:
         """Return a new coordinator; the previous one has ended."""
         self.end_coordinator()
         channel, roster = self.channel(), Roster()
-        declarations = gather(channel, roster, count=count, seconds=20)
+        declarations = gather(channel, roster, count=count, seconds=120)
         self.checkpoints = Checkpoints(self.folder / "coordinator.sqlite")
         return FleetDevices(
             channel,
             declarations,
             signer=Signer.read(self.certs / "coordinator.sign"),
             checkpoints=self.checkpoints,
-            deadline=20,
             precision="float64",
             roster=roster,
+            **({"deadline": 20} | settings),
         )
 
     def end_coordinator(self) -> None:

@@ -1,5 +1,6 @@
 """The demo fails with one line as soon as one of its processes has ended."""
 
+import tomllib
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 import pytest
 
 from fedbudget.errors import InvalidInputError, TrainingError
+from fedbudget.fleet import demo
 from fedbudget.fleet.demo import Child, Terms, TrialFleet
 from tests.contract_devices import rows_of
 
+ROOT = Path(__file__).parents[2]
 TERMS = Terms(epsilon=8, cost=200, communication=4, computation=1)
 
 
@@ -33,3 +36,22 @@ def test_a_device_that_ends_ends_the_demonstration(tmp_path: Path) -> None:
             fleet.wait(lambda status: None)
     assert fleet.server.code is not None  # nothing is left running
     assert fleet.broker.code is not None
+
+
+def test_the_demo_prefers_mosquitto_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demo, "MOSQUITTO", "/usr/sbin/mosquitto")
+    assert demo.usual_fleet() is demo.MosquittoFleet
+    monkeypatch.setattr(demo, "MOSQUITTO", None)
+    assert demo.usual_fleet() is TrialFleet
+
+
+def test_mosquittos_configuration_is_in_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    folder = demo.shipped_mosquitto()
+    assert folder is not None
+    for source, target in wheel["force-include"].items():
+        assert (ROOT / source).parent == folder
+        assert target == f"fedbudget/fleet/mosquitto/{Path(source).name}"

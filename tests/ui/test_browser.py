@@ -176,6 +176,32 @@ def test_a_run_is_started_watched_stopped_and_resumed(
     page.get_by_text("NOT private").wait_for(timeout=SLOW)
 
 
+def test_enter_starts_nothing_and_budgets_are_handed_over(
+    page: "Page", address: str, folder: Path
+) -> None:
+    page.goto(address)
+    settle(page)
+    field = page.get_by_label("Shape from a file", exact=True)
+    field.fill("fedbudget.toml")
+    field.press("Enter")
+    page.get_by_text("5 devices of 48 to 48 training rows").wait_for(timeout=SLOW)
+    page.get_by_role("slider", name="Epsilon").press("ArrowLeft")  # 4 to 2.8
+    settle(page)
+    page.get_by_role("button", name="Train with these budgets").click()
+    page.get_by_text("Train on simulated devices").wait_for(timeout=SLOW)
+    settle(page)
+    epsilon = page.get_by_label("Epsilon", exact=True)
+    assert float(epsilon.input_value()) == 2.8
+    page.get_by_text("My own table or fedbudget.toml").last.click()
+    table = page.get_by_label("Table or fedbudget.toml", exact=True)
+    assert table.input_value() == "fedbudget.toml"
+    name = page.get_by_label("Name", exact=True)
+    name.fill("by-enter")
+    name.press("Enter")
+    settle(page)
+    assert not list((folder / "runs").glob(".by-enter*"))
+
+
 def fill(page: "Page", label: str, text: str) -> None:
     page.get_by_label(label, exact=True).fill(text)
 

@@ -1,19 +1,22 @@
 """The map agrees with the planner, and its lines with the map."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedbudget.errors import InfeasibleBudgetError
+from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.privacy import Trust
 from fedbudget.ui.loss_map import (
     Fleet,
     best_plan,
     loss_map,
     savings_per_unit,
+    shape_of,
     what_trust_buys,
 )
+from tests.cli.examples import write_sensors
 
 FLEETS = (
     Fleet(),
@@ -103,3 +106,38 @@ def test_trust_buys_what_both_plans_predict() -> None:
 def test_trust_buys_nothing_for_a_cost_below_a_round() -> None:
     with pytest.raises(InfeasibleBudgetError, match="cost 50 does not pay for one"):
         what_trust_buys(Fleet(), epsilon=2, cost=50)
+
+
+def test_a_shape_is_read_from_a_file(tmp_path: Path) -> None:
+    write_sensors(tmp_path)
+    config = tmp_path / "fedbudget.toml"
+    config.write_text(
+        '[data]\ntable = "sensors.csv"\ndevice = "sensor_id"\n[label]\nname = "alarm"\n'
+        'values = ["no", "yes"]\n[features]\nvolts = { low = 0, high = 5 }\n'
+    )
+    shape = shape_of(str(config))
+    assert shape.counts == (48,) * 5 and shape.dim == 2
+    (tmp_path / "plan.json").write_text('{"num_samples": [7, 9], "dim": 3}')
+    assert shape_of(str(tmp_path / "plan.json")).counts == (7, 9)
+    fleet = Fleet(counts=(7, 9), num_devices=2, dim=3)
+    assert fleet.sizes.tolist() == [7, 9] and fleet.problem.dim == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", "{"),
+        ("a.json", '{"dim": 3}'),
+        ("a.json", '{"num_samples": [0], "dim": 3}'),
+        ("a.toml", "x = 1"),
+        ("none.json", None),
+    ],
+)
+def test_a_file_without_a_shape_is_one_line(
+    name: str, text: str | None, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InvalidInputError) as caught:
+        shape_of(str(tmp_path / name))
+    assert "\n" not in str(caught.value)

@@ -1,11 +1,15 @@
 """Runs in the background: names, options, failures."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from fedbudget.errors import InvalidInputError, RecordError
+from fedbudget.ui.folders import find_folders
+from fedbudget.ui.results_page import different_data
 from fedbudget.ui.run import DATA, OWN, Runner, options_for
+from tests.ui.test_folders import write_run
 
 NUMBERS: dict[str, float | str] = {
     "--epsilon": 4.0,
@@ -78,3 +82,35 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     message = runner.failure("bad")
     assert message is not None and "'nowhere.csv' is not known" in message
     assert not runner.is_running("bad")
+    assert not runner.can_resume("bad")
+    # A page that was started again has only the log.
+    again = Runner(tmp_path)
+    assert again.failure("bad") == message and not again.can_resume("bad")
+
+
+def test_a_stopped_run_can_be_resumed(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
+    runner.start("slow", ["adult", "--split", "iid", "--epsilon", "4", "--cost", "900"])
+    runner.stop("slow")
+    assert runner.failure("slow") is None and runner.can_resume("slow")
+
+
+def test_the_report_is_written_or_its_error_shown(tmp_path: Path) -> None:
+    write_run(tmp_path / "first", done=3)
+    runner = Runner(tmp_path)
+    assert runner.report("first").read_text().startswith("<!")
+    with pytest.raises(RecordError, match="not a run folder"):
+        runner.report("nothing")
+
+
+def test_runs_on_different_data_are_not_compared(tmp_path: Path) -> None:
+    for name in ("one", "two", "three"):
+        write_run(tmp_path / name, done=2)
+    about = tmp_path / "three" / "about.json"
+    plain = json.loads(about.read_text()) | {"data": "others: 3 devices"}
+    about.write_text(json.dumps(plain))
+    runs = {run.name: run for run in find_folders(tmp_path)}
+    assert different_data([runs["one"], runs["two"]]) == ""
+    assert different_data([]) == ""
+    message = different_data([runs["one"], runs["two"], runs["three"]])
+    assert message.startswith("one and three are on different data")

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 # Words after `fedbudget device` that are not a policy.
-DEVICE_COMMANDS = ("run", "pause", "resume", "renew")
+DEVICE_COMMANDS = ("run", "pause", "resume", "renew", "personal", "predict")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

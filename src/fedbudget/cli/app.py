@@ -44,7 +44,8 @@ REFUSED, BAD_USAGE, STOPPED = 1, 2, 130
 
 app = typer.Typer(
     name="fedbudget",
-    help="Federated learning within two budgets: privacy and resources.",
+    help="Federated learning within two budgets: privacy and resources. Models are "
+    "linear in their features, which may be non-linear in the columns.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     cls=PlainGroup,

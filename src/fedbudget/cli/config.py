@@ -45,6 +45,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "device": (_TEXT, "device"),
         "partition": (_TEXT, "partition"),
         "missing": (_TEXT, "missing"),
+        "order": (_TEXT, "order"),
         "intercept": (_TRUTH, ""),
         "public_bounds": (_TRUTH, ""),
     },
@@ -83,7 +84,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "out": (_TEXT, "out"),
     },
 }
-_SECTIONS = (*_KEYS, "label", "features", "expansion", "devices")
+_SECTIONS = (*_KEYS, "label", "features", "windows", "expansion", "devices")
 _DEVICE_KEYS = (*_PERSONAL_BUDGETS, *_KEYS["prices"])
 _TRAIN_ONLY = ("participation", "personal", "new_devices", "measure_every", "out")
 

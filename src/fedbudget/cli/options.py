@@ -172,6 +172,16 @@ VehiclePath: TypeAlias = Annotated[
     ),
 ]
 
+Order: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="The column of the time: each device's last tenth is the test part. "
+        "Default: the parts are drawn; with windows, rows are in order.",
+        show_default=False,
+        rich_help_panel=_TABLE,
+    ),
+]
 Features: TypeAlias = Annotated[
     str | None,
     typer.Option(

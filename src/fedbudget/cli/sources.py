@@ -5,7 +5,7 @@ import re
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,13 +19,16 @@ from fedbudget.planning.feature_steps import predicted_losses
 from fedbudget.problem import USUAL_DISSIMILARITY, Counts, Problem
 from fedbudget.text import counted
 
+if TYPE_CHECKING:
+    from fedbudget.simulation.scaling import PrivateScale
+
 NAMES = tuple(BUILT_IN)
 _NAMES = ", ".join(NAMES)
 MAX_DEVICES = 10_000_000  # a few GB of memory
 
 # The options of each kind of data; any other combination is an error.
 _BY_NAME = ("split", "num_devices", "path")
-_TABLE = ("label", "device", "schema", "partition", "missing")
+_TABLE = ("label", "device", "schema", "partition", "missing", "order")
 _SHAPE = ("samples", "dim", "classes")
 _MEASURED = ("public_sample", "donors")
 
@@ -43,6 +46,7 @@ class DataOptions:
     schema: str | None = None  # the path of the config, if there is one
     partition: str | None = None
     missing: str | None = None
+    order: str | None = None
     samples: str | None = None
     dim: int | None = None
     classes: int | None = None
@@ -106,6 +110,17 @@ def source_of(dataset: Dataset, options: DataOptions) -> Source:
     stated = "" if dissimilarity is None else f" (planned as {dissimilarity})"
     line = f"{dataset}{stated}{options.note}"
     return Source(line=line, problem=problem, device_names=dataset.device_names)
+
+
+def scaled_source(
+    source: Source, scaled: "PrivateScale", options: DataOptions
+) -> Source:
+    """Return the problem under bounds that devices measured privately."""
+    problem = scaled.problem(
+        loss=options.loss, l2=options.l2, dissimilarity=_dissimilarity(options)
+    )
+    line = f"{source.line}, bounds measured privately"
+    return replace(source, problem=problem, line=line)
 
 
 def with_features(
@@ -283,6 +298,7 @@ def _table(options: DataOptions, path: str) -> Dataset:
         seed=options.seed,
         missing=options.missing or "error",  # type: ignore[arg-type]  # checked there
         features=options.features,
+        order=options.order,
     )
     if str(options.schema).endswith(".toml"):
         more = read_config(str(options.schema)).caveats

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedbudget.data.row_weights import weight_rows
     from fedbudget.data.schema import Schema
     from fedbudget.data.tables import from_partitions, from_table, infer_schema
+    from fedbudget.data.windows import Windows
 
 __all__ = [
     "Categorical",
@@ -22,6 +23,7 @@ __all__ = [
     "Numeric",
     "Part",
     "Schema",
+    "Windows",
     "from_partitions",
     "from_table",
     "hold_out",
@@ -38,6 +40,7 @@ _MODULES = {
     "fourier": "Fourier",
     "row_weights": "weight_rows",
     "schema": "Schema",
+    "windows": "Windows",
     "tables": "from_partitions from_table infer_schema",
 }
 BUILT_IN = {  # names, and the split that each has by default

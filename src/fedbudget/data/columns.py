@@ -152,12 +152,42 @@ def check_name(names: Mapping[str, Any] | Sequence[str], name: str) -> None:
     """Refuse a name that is not among the columns, and suggest similar ones."""
     if name in names:
         return
+    if hint := other_separator(list(names)):
+        raise DataError(f"the table {hint}", column=name)
     shown = ", ".join(map(repr, list(names)[:10])) + ", ..." * (len(names) > 10)
     raise DataError(
         f"column {name!r} is not in the table, which has {shown}: "
         f"{nearest(names, name)}",
         column=name,
     )
+
+
+def decimal_comma(text: str) -> str:
+    """Return a remedy if a text is a number with a decimal comma, else nothing.
+
+    >>> decimal_comma("3,5")
+    ', a decimal comma: write 3.5'
+    """
+    if re.fullmatch(r"\s*[+-]?\d+,\d+\s*", text):
+        return f", a decimal comma: write {text.strip().replace(',', '.')}"
+    return ""
+
+
+def other_separator(names: Sequence[str]) -> str:
+    """Return what is wrong if a header was not separated by commas, else nothing.
+
+    >>> other_separator(["a;b"])[:38]
+    'separates its cells by semicolons, as '
+    """
+    for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(names) == 1 and mark in names[0]:
+            return (
+                f"separates its cells by {word}, as in {names[0]!r}: save it with "
+                "commas between cells and points in numbers, such as by "
+                f"pandas.read_csv(path, sep={mark!r}, decimal=',').to_csv(new, "
+                "index=False)"
+            )
+    return ""
 
 
 def nearest(names: Mapping[str, Any] | Sequence[str], name: str) -> str:

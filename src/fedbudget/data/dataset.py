@@ -286,6 +286,7 @@ def split_rows(
     *,
     num_devices: int | None = None,
     seed: int = 0,
+    ordered: bool = False,
 ) -> tuple[Part, Part, Part]:
     """Split every device's rows at random: 80% train, 10% validation, 10% test.
 
@@ -299,6 +300,8 @@ def split_rows(
         device_ids: The device of each row, 0 .. M-1; shape (n,).
         num_devices: M; by default the largest id plus one.
         seed: Seeds the choice of rows.
+        ordered: Do not draw: a device's first rows train, its last ones are for test,
+            so that neighbours in time do not leak from one part to another.
 
     Raises:
         DataError: A device has no row.
@@ -316,7 +319,10 @@ def split_rows(
             f"device {empty} has no row: drop it, or use a partition that fills it"
         )
     # Keys are distinct, so every sort gives the same order: by device, then random.
-    order = np.argsort(ids * len(ids) + generator(seed, stream=1).permutation(len(ids)))
+    ranks = np.arange(len(ids))
+    if not ordered:
+        ranks = generator(seed, stream=1).permutation(len(ids))
+    order = np.argsort(ids * len(ids) + ranks)
     ends = np.cumsum(counts)
     rank = np.arange(len(ids)) - np.repeat(ends - counts, counts)
     num_train = np.maximum(1, 8 * counts // 10)

@@ -16,6 +16,7 @@ from fedbudget.data.columns import (
     as_coded,
     canonical,
     category_text,
+    decimal_comma,
 )
 from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.text import shown
@@ -55,7 +56,10 @@ class Numeric:
         """Return numbers in [-1, 1]; shape (n,)."""
         if isinstance(column, Coded):
             example = (
-                f"text, such as {shown(column.values[0])}" if column.values else ""
+                f"text, such as {shown(column.values[0])}"
+                f"{decimal_comma(column.values[0])}"
+                if column.values
+                else ""
             )
             raise DataError(
                 f"column {name!r} holds {example or 'no number'}, but the schema says "

@@ -6,7 +6,7 @@ from math import inf
 
 import numpy as np
 
-from fedbudget.data.columns import Coded, Column, as_coded, missing
+from fedbudget.data.columns import Coded, Column, as_coded, decimal_comma, missing
 from fedbudget.data.features import Categorical, Feature, Numeric
 from fedbudget.data.schema import Schema
 from fedbudget.errors import DataError, DataWarning, NotPrivateWarning
@@ -53,6 +53,13 @@ def _feature(name: str, column: Column) -> Feature:
     if not isinstance(column, Coded):
         return _bounds(name, column)
     _check_mixed(name, column)
+    if column.values and all(map(decimal_comma, column.values)):
+        cell = column.values[0]
+        raise DataError(
+            f"column {name!r} holds {cell!r}{decimal_comma(cell)}, and so in every "
+            "row, such as by pandas.read_csv(path, decimal=',')",
+            column=name,
+        )
     if len(column.values) > MOST_CLASSES:
         raise DataError(
             f"column {name!r} holds {len(column.values)} distinct texts, such as "

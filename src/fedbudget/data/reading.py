@@ -1,12 +1,21 @@
 """Read a file or a frame into columns, through a pyarrow table."""
 
+import gzip
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbudget.data.columns import FALSE, TRUE, Coded, Column, as_coded, check_name
+from fedbudget.data.columns import (
+    FALSE,
+    TRUE,
+    Coded,
+    Column,
+    as_coded,
+    check_name,
+    other_separator,
+)
 from fedbudget.errors import DataError, needed
 from fedbudget.text import counted
 
@@ -115,8 +124,10 @@ def _read_csv(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
     try:
         table = csv.read_csv(path, convert_options=options)
     except pa.ArrowInvalid:
+        _check_separator(path, _header(path))
         _check_widths(path)
         raise
+    _check_separator(path, table.column_names)
     names = table.column_names
     # Columns with empty cells are read again, to compare their texts.
     with_nulls = [n for n in text if names.count(n) == 1 and table.column(n).null_count]
@@ -132,6 +143,19 @@ def _read_csv(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
         cells = compute.if_else(empty, pa.scalar(None, pa.large_string()), cells)
         table = table.set_column(names.index(name), name, cells)
     return table
+
+
+def _header(path: Path) -> list[str]:
+    """Return the header's cells, if they were separated by commas."""
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    with opened(path, "rt", encoding="utf-8-sig", errors="replace") as file:
+        return str(file.readline()).rstrip("\r\n").split(",")
+
+
+def _check_separator(path: Path, names: Sequence[str]) -> None:
+    """Refuse a file whose cells are separated by something else than commas."""
+    if hint := other_separator(names):
+        raise DataError(f"file {str(path)!r} {hint}", argument="source")
 
 
 def _check_widths(path: Path) -> None:
@@ -242,6 +266,29 @@ def read_devices(table: Any, name: str) -> Coded:
     rank = np.full(len(order) + 1, -1, dtype=np.int64)  # the last entry is for code -1
     rank[order] = np.arange(len(order))
     return Coded(codes=rank[coded.codes], values=tuple(values[j] for j in order))
+
+
+def read_times(table: Any, name: str) -> Any:
+    """Return a column by which rows can be sorted: times, numbers or texts.
+
+    >>> read_times(read_table({"t": ["b", "a"]}), "t").tolist()
+    [1, 0]
+    """
+    import pyarrow as pa
+
+    check_name(table.column_names, name)
+    array = _plain(table.column(name))
+    if array.null_count:
+        raise DataError(
+            f"column {name!r} has {array.null_count} empty cells, and orders the rows: "
+            "fill them",
+            column=name,
+        )
+    if pa.types.is_temporal(array.type):
+        width = pa.int32() if array.type.bit_width == 32 else pa.int64()
+        return array.cast(width).to_numpy(zero_copy_only=False)
+    column = read_column(table, name)
+    return column.codes if isinstance(column, Coded) else column
 
 
 def read_label(table: Any, name: str, *, most_classes: int) -> Column:

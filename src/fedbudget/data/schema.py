@@ -21,6 +21,7 @@ from fedbudget.data.encoding import Encoding
 from fedbudget.data.features import Categorical, Feature, Numeric, first_cell
 from fedbudget.data.fourier import Fourier, parse_features
 from fedbudget.data.unit_ball import LARGEST_NORM, check_unit_ball
+from fedbudget.data.windows import Windows
 from fedbudget.errors import DataError, InvalidInputError, needed
 from fedbudget.losses import Labels, Rows
 from fedbudget.text import listed, shown
@@ -47,6 +48,7 @@ class Schema:
     label: str  # the name of the label's column
     target: Feature  # Categorical: its values are the classes; Numeric: regression
     intercept: bool = True  # add a constant column, before rows are scaled
+    windows: Windows | None = None  # readings of a device as samples
     expansion: Fourier | None = None  # non-linear features of all encoded columns
 
     def __post_init__(self) -> None:
@@ -107,6 +109,12 @@ class Schema:
                 "true to add a constant column",
                 argument="intercept",
             )
+        if not isinstance(self.windows, Windows | None):
+            raise InvalidInputError(
+                f"windows must be Windows(...), got {shown(self.windows)}: leave it "
+                "out if a row is a sample",
+                argument="windows",
+            )
         if not isinstance(self.expansion, Fourier | None):
             raise InvalidInputError(
                 f"expansion must be Fourier(...), got {shown(self.expansion)}: leave "
@@ -118,6 +126,22 @@ class Schema:
     def columns(self) -> dict[str, Feature]:
         """The features and the label, by the names of the table's columns."""
         return {**self.features, self.label: self.target}
+
+    @property
+    def sample_features(self) -> dict[str, Feature]:
+        """The features of a sample: those of a row, or of a window of rows."""
+        if self.windows is None:
+            return dict(self.features)
+        return self.windows.features(self.features)
+
+    def block_of(self, rows: int) -> int:
+        """Return about so many rows, such that no window is cut: to read in blocks."""
+        size = 1 if self.windows is None else self.windows.length
+        return max(1, rows // size) * size
+
+    def rows_of_samples(self, rows: int) -> NDArray[np.int64]:
+        """Return the row that ends each sample: every row, or a window's last."""
+        return np.arange(rows) if self.windows is None else self.windows.last_rows(rows)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -142,7 +166,7 @@ class Schema:
     def _linear_names(self) -> tuple[str, ...]:
         """The names of the encoded columns before an expansion."""
         names: list[str] = []
-        for name, kind in self.features.items():
+        for name, kind in self.sample_features.items():
             if isinstance(kind, Numeric):
                 names.append(name)
             else:
@@ -152,7 +176,7 @@ class Schema:
     @property
     def encoding(self) -> Encoding:
         """The kinds of columns, which say how large the mean of the rows can be."""
-        kinds = self.features.values()
+        kinds = self.sample_features.values()
         categories = [len(k.values) for k in kinds if isinstance(k, Categorical)]
         return Encoding(
             numbers=sum(isinstance(kind, Numeric) for kind in kinds),
@@ -190,8 +214,13 @@ class Schema:
         Raises:
             DataError: A column or a value does not match the schema.
         """
-        encoded = [self._encoded(name, columns) for name in self.features]
-        sizes = {name: len(e) for name, e in zip(self.features, encoded, strict=True)}
+        features = self.sample_features
+        if self.windows is not None:
+            for name in self.features:
+                check_name(columns, name)
+            columns = self.windows.samples(columns, self.features)
+        encoded = [self._encoded(name, columns) for name in features]
+        sizes = {name: len(e) for name, e in zip(features, encoded, strict=True)}
         if len(set(sizes.values())) > 1:
             raise DataError(f"columns differ in length, {shown(sizes)}: give all rows")
         square = np.full(len(encoded[0]), float(self.intercept))
@@ -225,13 +254,15 @@ class Schema:
     def _encoded(self, name: str, columns: Mapping[str, Cells]) -> Any:
         """Return one feature's column: numbers in [-1, 1], or indices of values."""
         check_name(columns, name)
-        kind, cells = self.features[name], columns[name]
+        kind, cells = self.sample_features[name], columns[name]
         if isinstance(kind, Numeric):
             return kind.encode(name, as_column(cells))
         return kind.encode(name, as_coded(cells))
 
     def encode_label(self, column: Cells) -> Labels:
         """Return class indices (int64), or targets in [-1, 1] (float64)."""
+        if self.windows is not None:
+            column = self.windows.at_end(column)
         if isinstance(self.target, Numeric):
             return self.target.encode(self.label, as_column(column))
         coded = as_coded(column)
@@ -257,7 +288,7 @@ class Schema:
     def _fill(self, x: NDArray[Any], encoded: list[Any], scale: Numbers) -> None:
         """Write the encoded columns, each row times its scale."""
         position = 0
-        for entry, kind in zip(encoded, self.features.values(), strict=True):
+        for entry, kind in zip(encoded, self.sample_features.values(), strict=True):
             if isinstance(kind, Numeric):
                 x[:, position] = entry * scale
                 position += 1
@@ -274,7 +305,7 @@ class Schema:
         indices = np.empty((len(scale), width), dtype=np.int32)
         data[:], indices[:] = scale[:, None], dim - 1  # the values of the intercept
         position = 0
-        for j, kind in enumerate(self.features.values()):
+        for j, kind in enumerate(self.sample_features.values()):
             if isinstance(kind, Numeric):
                 data[:, j], indices[:, j] = encoded[j] * scale, position
                 position += 1
@@ -293,6 +324,7 @@ class Schema:
             "label": {"name": self.label, **_plain(self.target)},
             "intercept": self.intercept,
             "features": {name: _plain(kind) for name, kind in self.features.items()},
+            **({} if self.windows is None else {"windows": self.windows.plain}),
             **({} if self.expansion is None else {"expansion": self.expansion.plain}),
         }
 
@@ -340,7 +372,7 @@ class Schema:
         >>> Schema.from_dict({"label": label, "features": features}).classes
         ('no', 'yes')
         """
-        optional = ("intercept", "expansion")
+        optional = ("intercept", "windows", "expansion")
         _check_keys("not a schema", plain, ("label", "features"), optional)
         for part in ("label", "features"):
             if not isinstance(plain[part], Mapping):
@@ -361,6 +393,7 @@ class Schema:
                 n: _feature("column", n, f) for n, f in plain["features"].items()
             },
             intercept=plain.get("intercept", True),
+            windows=Windows.read(plain["windows"]) if plain.get("windows") else None,
         )
         if plain.get("expansion") is None:
             return schema
@@ -387,7 +420,7 @@ def read_schema(plain: Any, digest: Any) -> Schema | None:
 
 def schema_from_config(values: Mapping[str, Any]) -> Schema:
     """Return the schema in the values of a `fedbudget.toml`."""
-    parts = ("label", "features", "expansion")
+    parts = ("label", "features", "windows", "expansion")
     plain = {name: values[name] for name in parts if name in values}
     return Schema.from_dict(
         {**plain, "intercept": values["data"].get("intercept", True)}

@@ -10,7 +10,7 @@ from typing import TextIO
 
 import numpy as np
 
-from fedbudget.data.columns import Cells, as_coded
+from fedbudget.data.columns import Cells, as_coded, decimal_comma
 from fedbudget.data.features import Categorical, Feature, Numeric
 from fedbudget.data.reading import NULLS
 from fedbudget.errors import DataError
@@ -72,7 +72,8 @@ def _number(name: str, cell: str) -> float:
         return float(bare)
     except ValueError:
         raise DataError(
-            f"column {name!r} holds {shown(cell)}, but the schema says Numeric: "
+            f"column {name!r} holds {shown(cell)}{decimal_comma(cell)}, but the schema "
+            "says Numeric: "
             "correct it, or describe the column as Categorical"
         ) from None
 

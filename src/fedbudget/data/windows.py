@@ -15,15 +15,20 @@ for them. No statistic can exceed twice its bound (four times for changes and ba
 only square waves at the limits of the sensor do, and these are clipped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import combinations, pairwise
 from math import hypot, sqrt
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.data.columns import Numbers
-from fedbudget.data.features import Numeric
+from fedbudget.checks import whole
+from fedbudget.data.columns import Cells, Coded, Column, Numbers, as_column
+from fedbudget.data.features import Feature, Numeric
+from fedbudget.errors import InvalidInputError
+from fedbudget.text import shown
 
 Readings = NDArray[np.float64]  # shape (windows, readings per window)
 
@@ -31,6 +36,7 @@ Readings = NDArray[np.float64]  # shape (windows, readings per window)
 BANDS = (0.0, 0.1, 0.2, 0.4, 0.6, 1.0)
 MAGNITUDE = "magnitude"
 LEAST_LENGTH = 20  # readings: with fewer, the first band has no frequency
+MOST_LENGTH = 100_000
 
 _LEVELS = ("mean", "minimum", "maximum", "median")
 # Bounds of the other statistics, in units of half the channel's range.
@@ -139,3 +145,153 @@ def _amplitudes(x: Readings) -> Readings:
     limits = [round(share * (length // 2)) for share in BANDS]
     sums = [power[:, a + 1 : b + 1].sum(axis=1) for a, b in pairwise(limits)]
     return np.asarray(np.sqrt(np.stack(sums, axis=1)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """How time-ordered readings of a device become samples: one window, one sample.
+
+    Windows do not overlap: a reading in k windows would be in k samples, and its
+    privacy would cost k times as much. Readings after the last whole window wait for
+    it. A window has the label, and the other columns, of its last reading.
+    """
+
+    length: int  # readings
+    columns: tuple[str, ...]  # the channels: numeric features
+    step: int | None = None  # readings between two starts: the length
+    order: str | None = None  # the column of the time; None: rows are in order
+    magnitude: bool = False  # add the statistics of the channels' Euclidean norm
+
+    def __post_init__(self) -> None:
+        whole("length", self.length, least=LEAST_LENGTH, most=MOST_LENGTH)
+        columns: Any = self.columns
+        if isinstance(columns, str) or not isinstance(columns, Sequence):
+            raise InvalidInputError(
+                f"columns must be a list of names, got {shown(columns)}: name the "
+                "channels of a window"
+            )
+        object.__setattr__(self, "columns", tuple(columns))
+        step = self.length if self.step is None else whole("step", self.step)
+        object.__setattr__(self, "step", step)
+        if step != self.length:
+            shared = -(-self.length // step)
+            why = "the readings between windows would be lost"
+            if step < self.length:
+                why = f"a reading would be in up to {shared} samples, and cost as often"
+            raise InvalidInputError(
+                f"step is {step}, not the length {self.length}: {why}; use step = "
+                f"{self.length}",
+                argument="windows",
+            )
+        if not isinstance(self.magnitude, bool):
+            raise InvalidInputError(
+                f"magnitude must be true or false, got {shown(self.magnitude)}: use "
+                "true to add the Euclidean norm of the channels"
+            )
+        if not isinstance(self.order, str | None):
+            raise InvalidInputError(
+                f"order must name a column, got {shown(self.order)}: name the column "
+                "of the time, or leave it out"
+            )
+
+    @classmethod
+    def read(cls, plain: Any) -> Self:
+        """Read the fields that `plain` returns."""
+        names = [item.name for item in fields(cls)]
+        if not isinstance(plain, Mapping) or not {"length", "columns"} <= set(plain):
+            raise InvalidInputError(
+                f"windows is {shown(plain)}: write length and columns",
+                argument="windows",
+            )
+        unknown = [name for name in plain if name not in names]
+        if unknown:
+            raise InvalidInputError(
+                f"windows has {shown(unknown[0])}, which is not known: use only "
+                f"{', '.join(names)}",
+                argument="windows",
+            )
+        return cls(**plain)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Plain values, ready for JSON or TOML."""
+        values: dict[str, Any] = {
+            "length": self.length,
+            "step": self.step,
+            "columns": list(self.columns),
+            "magnitude": self.magnitude,
+        }
+        return values if self.order is None else {**values, "order": self.order}
+
+    def features(self, raw: Mapping[str, Feature]) -> dict[str, Feature]:
+        """Return the features of a sample: statistics, then the other columns."""
+        channels = self._channels(raw)
+        others = {name: kind for name, kind in raw.items() if name not in channels}
+        return {**statistic_bounds(channels, magnitude=self.magnitude), **others}
+
+    def _channels(self, raw: Mapping[str, Feature]) -> dict[str, Numeric]:
+        channels: dict[str, Numeric] = {}
+        for name in self.columns:
+            kind = raw.get(name)
+            if not isinstance(kind, Numeric):
+                raise InvalidInputError(
+                    f"windows has the column {shown(name)}, which is no numeric "
+                    f"feature: name some of {', '.join(map(repr, raw))}",
+                    argument="windows",
+                )
+            channels[name] = kind
+        if not channels:
+            raise InvalidInputError("windows has no columns: name at least one channel")
+        return channels
+
+    def count(self, readings: int) -> int:
+        """Return how many windows so many readings give."""
+        return readings // self.length
+
+    def last_rows(self, readings: int) -> NDArray[np.int64]:
+        """Return the position of the last reading of every window."""
+        return np.arange(1, self.count(readings) + 1) * self.length - 1
+
+    def samples(
+        self, columns: Mapping[str, Any], raw: Mapping[str, Feature]
+    ) -> dict[str, Any]:
+        """Return one row per window, computed from its own readings alone.
+
+        Args:
+            columns: The readings of one device, in the order of their time; or those
+                of several, each with a multiple of the length.
+            raw: The features of the readings.
+        """
+        channels = self._channels(raw)
+        windows: dict[str, Readings] = {}
+        for name, kind in channels.items():
+            # Checks and fills empty cells; back from [-1, 1] to the channel's unit.
+            readings = kind.decode(kind.encode(name, as_column(columns[name])))
+            count = self.count(len(readings))
+            cut = readings[: count * self.length]
+            windows[name] = cut.reshape(count, self.length)
+        samples: dict[str, Any]
+        samples = dict(statistics(windows, channels, magnitude=self.magnitude))
+        for name in raw:
+            if name not in channels:
+                samples[name] = self.at_end(columns[name])
+        return samples
+
+    def at_end(self, cells: Cells) -> Column:
+        """Return the cell of every window's last reading."""
+        column = as_column(cells)
+        last = self.last_rows(len(column))
+        if isinstance(column, Coded):
+            return Coded(codes=column.codes[last], values=column.values)
+        return column[last]
+
+    def arranged(
+        self, owners: NDArray[np.int64], times: NDArray[Any] | None
+    ) -> NDArray[np.int64]:
+        """Return the rows by device and time, each device's cut to whole windows."""
+        keys = (owners,) if times is None else (times, owners)
+        order = np.lexsort(keys)  # stable
+        counts = np.bincount(owners)
+        rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        whole_windows = counts // self.length * self.length
+        return np.asarray(order[rank < np.repeat(whole_windows, counts)])

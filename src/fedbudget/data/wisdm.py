@@ -14,7 +14,7 @@ from fedbudget.data.features import Categorical, Numeric
 from fedbudget.data.fourier import Fourier
 from fedbudget.data.partitions import own_or_even
 from fedbudget.data.schema import Schema
-from fedbudget.data.windows import statistic_bounds, statistics
+from fedbudget.data.windows import Windows
 
 SPLITS = ("by-person", "iid")
 
@@ -23,7 +23,8 @@ _LIMIT = 20.0  # m/s^2
 CHANNELS = {axis: Numeric(-_LIMIT, _LIMIT) for axis in ("x", "y", "z")}
 
 SCHEMA = Schema(
-    features=statistic_bounds(CHANNELS, magnitude=True),
+    features=CHANNELS,
+    windows=Windows(length=100, columns=tuple(CHANNELS), magnitude=True),
     label="activity",
     target=Categorical(
         ("walking", "jogging", "stairs", "sitting", "standing", "kicking")
@@ -53,9 +54,9 @@ def load_wisdm(
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         readings = arrays["x"].astype(np.float64)
         y, people = arrays["y"].astype(np.int64), arrays["device"]
-    channels = {axis: readings[:, k] for k, axis in enumerate(CHANNELS)}
+    channels = {axis: readings[:, k].ravel() for k, axis in enumerate(CHANNELS)}
     schema = SCHEMA.with_features(features)
-    x = schema.encode(statistics(channels, CHANNELS, magnitude=True))
+    x = schema.encode(channels)
     names, owners = np.unique(people, return_inverse=True)
     ids, device_names, dissimilarity = own_or_even(
         owners,

@@ -41,6 +41,7 @@ from fedbudget.fleet.transport.certificates import (
 )
 from fedbudget.losses import Labels, Rows
 from fedbudget.planning import Plan
+from fedbudget.privacy import Trust
 from fedbudget.simulation.measuring import measure
 from fedbudget.training import train
 
@@ -61,6 +62,9 @@ class Terms:
     computation: float = COMPUTATION_PRICE
     least_noise_multiplier: float = 1.0
     loss: str = "logistic"
+    trust: Trust = "uploads"  # sum: devices take part in secure sums only
+    least_answers: int | None = None  # of a sum
+    colluders: int = 0  # in a sum
 
     def __post_init__(self) -> None:
         # Fail before any process is started, not in a device's own process.
@@ -70,7 +74,14 @@ class Terms:
     @property
     def budget(self) -> Budget:
         """The budget of a device."""
-        return Budget(epsilon=self.epsilon, delta=self.delta, cost=self.cost)
+        return Budget(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            cost=self.cost,
+            trust=self.trust,
+            least_answers=self.least_answers,
+            colluders=self.colluders,
+        )
 
 
 @dataclass
@@ -244,8 +255,17 @@ class TrialFleet:
             *("--minimum", count if self.minimum is None else str(self.minimum)),
             *("--status-port", str(self.status_port), "--name", "demo"),
             *("--dissimilarity", str(self.data.dissimilarity), *schema),
+            *self._sum_options(),
         )
         return Child(arguments, self.log_of("coordinator"))
+
+    def _sum_options(self) -> tuple[str, ...]:
+        terms = self.terms
+        if terms.trust == "uploads":
+            return ()
+        answers = terms.least_answers or self.data.num_devices
+        numbers = ("--least-answers", answers, "--colluders", terms.colluders)
+        return ("--trust", terms.trust, *map(str, numbers))
 
     def start(self, stack: ExitStack) -> None:
         """Start all processes; the stack stops them."""
@@ -318,6 +338,35 @@ class TrialFleet:
             return checkpoints.round_seconds()
         finally:
             checkpoints.close()
+
+
+class MosquittoFleet(TrialFleet):
+    """The processes of a fleet whose broker is mosquitto, which must be installed."""
+
+    def _broker(self) -> Child:
+        shipped = shipped_mosquitto()
+        assert shipped is not None
+        return mosquitto(
+            shipped=shipped,
+            certs=self.certs,
+            folder=self.folder / "broker",
+            port=self.port,
+        )
+
+
+def usual_fleet() -> type[TrialFleet]:
+    """Return a fleet over mosquitto if it is installed, or the embedded broker."""
+    installed = MOSQUITTO is not None and shipped_mosquitto() is not None
+    return MosquittoFleet if installed else TrialFleet
+
+
+def shipped_mosquitto() -> Path | None:
+    """Return the folder of mosquitto's configuration, in a clone or in the package."""
+    package = Path(__file__).parent
+    for folder in (package.parents[2] / "deploy" / "mosquitto", package / "mosquitto"):
+        if (folder / "fedbudget.conf").is_file():
+            return folder
+    return None
 
 
 def compare(fleet: TrialFleet, *, seeds: int = 20) -> dict[str, Any]:
@@ -401,6 +450,12 @@ def _policy(
         },
         **transport,
     }
+    if terms.trust == "sum":
+        sections["sums"] = {
+            "trust": "sum",
+            "least_answers": terms.least_answers or 2,
+            "colluders": terms.colluders,
+        }
     lines = [f"device = {json.dumps(name)}"]
     for section, values in sections.items():
         lines += ["", f"[{section}]"]

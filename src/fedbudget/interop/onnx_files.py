@@ -155,6 +155,11 @@ def from_onnx(data: bytes) -> "LinearModel":
 
 def _encoded(graph: _Graph, schema: Schema) -> str:
     """Return raw columns encoded as `Schema.encode` does, in float64."""
+    if schema.windows is not None:
+        raise DataError(
+            f"the model predicts windows of {schema.windows.length} readings, whose "
+            "statistics no ONNX file computes: export it as .json or .joblib"
+        )
     numbers = {n: k for n, k in schema.features.items() if isinstance(k, Numeric)}
     parts: dict[str, str] = {}  # column -> its encoded block, one for all numbers
     for name, kind in schema.features.items():

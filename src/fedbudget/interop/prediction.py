@@ -119,8 +119,8 @@ def _predicted(
     for name in model.schema.features:
         check_name(header, name)
     last_line = reader.line_num
-    while block := list(islice(reader, _LINES)):
-        rows = [cells for cells in block if cells]  # skips empty lines
+    filled = filter(None, reader)  # skips empty lines
+    while rows := list(islice(filled, model.schema.block_of(_LINES))):
         try:
             columns: dict[str, Cells] = typed_columns(
                 model.schema.features, header, rows
@@ -132,7 +132,7 @@ def _predicted(
             ) from None
         last_line = reader.line_num
         _check_new(header, predicted)
-        yield rows, predicted
+        yield [rows[i] for i in model.schema.rows_of_samples(len(rows))], predicted
 
 
 def _from_frame(model: LinearModel, source: Path, target: Path | None) -> Predictions:
@@ -143,6 +143,7 @@ def _from_frame(model: LinearModel, source: Path, target: Path | None) -> Predic
     table = read_table(source, text=category_texts(model.schema, None))
     columns = model.columns(table)
     _check_new(table.column_names, columns)
+    table = table.take(model.schema.rows_of_samples(table.num_rows))
     result = Predictions()
     result.add(columns)
     if target is None:

@@ -8,7 +8,7 @@ are a coarse grid without refinement, so the map is slightly above the joint pla
 loss.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,6 +120,9 @@ def frontier(
 ) -> Frontier:
     """Plan for every pair of an epsilon and a cost.
 
+    The predicted loss never rises with a budget: where the planner's search ends with
+    a worse plan than for a smaller budget, that plan is kept.
+
     Args:
         problem: As for `plan`.
         prices: As for `plan`.
@@ -145,7 +148,7 @@ def frontier(
         costs = _usual_costs(problem, prices.for_trust(trust))
     eps_axis = np.unique(floats(within("epsilons", epsilons, above=0, of="")))
     cost_axis = np.unique(floats(within("costs", costs, above=0, of="")))
-    rows = []
+    rows: list[list[Plan | None]] = []
     for epsilon in eps_axis:
         row: list[Plan | None] = []
         for cost in cost_axis:
@@ -164,8 +167,27 @@ def frontier(
             row.append(plan(problem, budget, prices, **options) if affordable else None)
             if on_point is not None:
                 on_point()
-        rows.append(tuple(row))
-    return Frontier(epsilons=eps_axis, costs=cost_axis, delta=delta, plans=tuple(rows))
+        rows.append(row)
+    plans = _never_rising(rows)
+    return Frontier(epsilons=eps_axis, costs=cost_axis, delta=delta, plans=plans)
+
+
+def _never_rising(
+    rows: Sequence[Sequence[Plan | None]],
+) -> tuple[tuple[Plan | None, ...], ...]:
+    """Return the plans, a smaller budget's where it is predicted to be better.
+
+    A larger budget pays for it, too: the search over whole numbers has missed it.
+    """
+    best: list[list[Plan | None]] = []
+    for i, row in enumerate(rows):
+        best.append([])
+        for j, own in enumerate(row):
+            smaller = [best[i][j - 1] if j else None, best[i - 1][j] if i else None]
+            affordable = [each for each in (own, *smaller) if each is not None]
+            least = min(affordable, key=lambda each: each.predicted_loss, default=None)
+            best[i].append(least)
+    return tuple(map(tuple, best))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

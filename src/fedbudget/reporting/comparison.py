@@ -36,7 +36,7 @@ FILE = "comparison.json"
 RUN, CONSTANT, LOCAL = "this run", "constant", "local only"
 PERSONAL, CENTRAL = "personal", "centralised"
 _ROUNDING = 1e-9  # error of a mean over a device's rows
-_TABLE = ("label", "device", "schema", "partition", "missing", "features")
+_TABLE = ("label", "device", "schema", "partition", "missing", "features", "order")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

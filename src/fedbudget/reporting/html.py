@@ -70,6 +70,9 @@ figure .narrow svg { min-width: 0; max-width: 46rem; margin: 0 auto; }
 li { margin: .25rem 0; }
 nav ul { columns: 2; padding-left: 1.1rem; }
 code { font-size: .92em; }
+/* Charts are drawn on white: turned dark, hues stay. 0.91 makes white the page's. */
+@media (prefers-color-scheme: dark) { figure .plate { background: transparent; }
+  figure svg { filter: invert(0.91) hue-rotate(180deg); } }
 @media print { figure, table { break-inside: avoid; } }
 """
 

@@ -108,10 +108,16 @@ def main() -> None:
         layout="wide",
     )
     st.html(_STYLE)
+    run = st.Page(lambda: run_page(options.runs), title="Run", url_path="run")
     page = st.navigation(
         [
-            st.Page(explore_page, title="Explore", url_path="explore", default=True),
-            st.Page(lambda: run_page(options.runs), title="Run", url_path="run"),
+            st.Page(
+                lambda: explore_page(run),
+                title="Explore",
+                url_path="explore",
+                default=True,
+            ),
+            run,
             st.Page(lambda: fleet_page(options.fleet), title="Fleet", url_path="fleet"),
             st.Page(
                 lambda: results_page(options.runs), title="Results", url_path="results"

@@ -1,9 +1,12 @@
 """Explore: the plan and the predicted loss for two budgets, without any data."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import streamlit as st
+from streamlit.navigation.page import StreamlitPage
 
 from fedbudget.budget import TRUST, UNIT
 from fedbudget.errors import FedbudgetError
@@ -11,6 +14,7 @@ from fedbudget.planning import Plan
 from fedbudget.privacy import Trust, Unit
 from fedbudget.privacy.runs import TRUSTS, UNITS
 from fedbudget.problem import USUAL_DISSIMILARITY
+from fedbudget.text import counted
 from fedbudget.ui.charts import map_chart
 from fedbudget.ui.fleet import shown_epsilon
 from fedbudget.ui.loss_map import (
@@ -18,10 +22,12 @@ from fedbudget.ui.loss_map import (
     EPSILONS,
     Fleet,
     LossMap,
+    Shape,
     WhatTrustBuys,
     best_plan,
     loss_map,
     savings_per_unit,
+    shape_of,
     what_trust_buys,
 )
 
@@ -51,8 +57,13 @@ def _map(fleet: Fleet) -> LossMap:
     return loss_map(fleet)
 
 
-def explore_page() -> None:
-    """Draw the page."""
+@st.cache_data(max_entries=20, show_spinner="reading the file")
+def _shape(path: str, changed: float) -> Shape:
+    return shape_of(path)
+
+
+def explore_page(run: StreamlitPage | None = None) -> None:
+    """Draw the page; `run` is the page that trains with the budgets."""
     st.title("Explore budgets")
     st.caption(
         "Set the privacy and cost budgets of a device; the planner chooses the rest. "
@@ -64,6 +75,9 @@ def explore_page() -> None:
         epsilon, cost = _budgets()
         trust, unit = _promise()
         fleet = replace(_fleet(), trust=trust, unit=unit)
+        if run is not None and st.button("Train with these budgets", width="stretch"):
+            _hand_over(fleet, epsilon=epsilon, cost=cost)
+            st.switch_page(run)
     with right:  # keeps the order while one of them is empty
         binding, map_area = st.container(), st.container()
         trust_area, details = st.container(), st.container()
@@ -84,6 +98,37 @@ def explore_page() -> None:
             _show_details(plan, fleet)
         with trust_area:
             _show_trust(fleet, epsilon=epsilon, cost=cost)
+
+
+def _hand_over(fleet: Fleet, *, epsilon: float, cost: float) -> None:
+    """Keep the budgets and the table for the form of the Run page."""
+    st.session_state.budgets = {
+        "epsilon": epsilon,
+        "cost": cost,
+        "communication": fleet.communication,
+        "computation": fleet.computation,
+    }
+    path = st.session_state.get("shape", "").strip()
+    st.session_state.config = path if path.endswith(".toml") else ""
+
+
+def _from_file() -> Shape | None:
+    """Return the shape of the file that the field names."""
+    path = st.text_input(
+        "Shape from a file",
+        key="shape",
+        placeholder="fedbudget.toml or plan.json",
+        help="A fedbudget.toml, whose table is read for its numbers of rows and "
+        "columns; or a JSON file with num_samples and dim.",
+    ).strip()
+    if not path:
+        return None
+    try:
+        file = Path(path)
+        return _shape(path, file.stat().st_mtime if file.exists() else 0.0)
+    except FedbudgetError as error:
+        st.error(str(error))
+        return None
 
 
 def _budgets() -> tuple[float, float]:
@@ -139,6 +184,24 @@ def _fleet() -> Fleet:
     )
     computation = st.select_slider("Per local step", _STEP, value=1, key="computation")
     st.subheader("Devices")
+    prices: dict[str, Any] = {
+        "communication": float(communication),
+        "computation": float(computation),
+    }
+    if (shape := _from_file()) is not None:
+        least, most = min(shape.counts), max(shape.counts)
+        st.caption(
+            f"{counted(len(shape.counts), 'device')} of {least} to {most} training "
+            f"rows, {counted(shape.dim, 'column')}, dissimilarity "
+            f"{shape.dissimilarity}."
+        )
+        return Fleet(
+            counts=shape.counts,
+            num_devices=len(shape.counts),
+            dim=shape.dim,
+            dissimilarity=shape.dissimilarity,
+            **prices,
+        )
     devices = st.select_slider("Number of devices", _COUNTS, value=16, key="devices")
     samples = st.select_slider(
         "Samples of the median device", _SAMPLES, value=1628, key="samples"
@@ -166,8 +229,7 @@ def _fleet() -> Fleet:
         spread=float(spread),
         dim=int(dim),
         dissimilarity=dissimilarity or USUAL_DISSIMILARITY,
-        communication=float(communication),
-        computation=float(computation),
+        **prices,
     )
 
 

@@ -1,6 +1,11 @@
 """The content of the Explore page: a plan, and the losses of other budgets."""
 
+import json
+import tomllib
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +21,14 @@ from fedbudget.budget import (
     planned_delta,
 )
 from fedbudget.checks import Array
-from fedbudget.errors import InfeasibleBudgetError
+from fedbudget.data import Dataset, from_table
+from fedbudget.data.schema import schema_from_config
+from fedbudget.errors import (
+    DataError,
+    FedbudgetError,
+    InfeasibleBudgetError,
+    NotPrivateWarning,
+)
 from fedbudget.planning import Plan, compare_trust, plan
 from fedbudget.planning.frontier import predicted_losses
 from fedbudget.privacy import Trust, Unit
@@ -40,6 +52,7 @@ class Fleet:
     computation: float = float(COMPUTATION_PRICE)
     trust: Trust = TRUST
     unit: Unit = UNIT
+    counts: tuple[int, ...] = ()  # samples of each device, if they are known
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -48,6 +61,8 @@ class Fleet:
         >>> Fleet(num_devices=3, samples=100, spread=4).sizes.tolist()
         [50, 100, 200]
         """
+        if self.counts:
+            return np.array(self.counts, dtype=np.int64)
         if self.num_devices == 1:
             return np.array([self.samples])
         half = np.sqrt(self.spread)
@@ -71,6 +86,60 @@ class Fleet:
     def cheapest(self) -> float:
         """The price of one round with one step."""
         return self.communication + self.computation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a plan needs of data: it holds no row."""
+
+    counts: tuple[int, ...]  # samples of each device
+    dim: int
+    dissimilarity: str = USUAL_DISSIMILARITY
+
+
+def shape_of(path: str) -> Shape:
+    """Return the shape of the data that a file describes; no row is kept.
+
+    A `fedbudget.toml` is read with its table; a JSON file has num_samples and dim, as
+    plan.json has.
+
+    Raises:
+        DataError: It cannot be read, or holds no shape.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        if path.endswith(".toml"):
+            data = _table_of(Path(path), tomllib.loads(text))
+            return Shape(
+                counts=tuple(data.num_samples.tolist()),
+                dim=data.dim,
+                dissimilarity=data.dissimilarity,
+            )
+        plain = json.loads(text)
+        problem = Problem(num_samples=plain["num_samples"], dim=plain["dim"])
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, FedbudgetError):
+            raise
+        raise DataError(
+            f"file {path!r} holds no shape ({error}): name a fedbudget.toml, or a JSON "
+            "file with num_samples and dim, such as plan.json of a run"
+        ) from None
+    return Shape(counts=tuple(problem.num_samples.tolist()), dim=problem.dim)
+
+
+def _table_of(path: Path, values: Mapping[str, Any]) -> Dataset:
+    """Return the table of a `fedbudget.toml`; `fedbudget plan` warns of its bounds."""
+    data = values["data"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotPrivateWarning)
+        return from_table(
+            path.parent / data["table"],
+            label=values["label"]["name"],
+            device=data.get("device"),
+            partition=data.get("partition"),
+            missing=data.get("missing", "error"),
+            schema=schema_from_config(values),
+        )
 
 
 def best_plan(fleet: Fleet, *, epsilon: float, cost: float) -> Plan:

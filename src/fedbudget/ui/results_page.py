@@ -1,14 +1,30 @@
 """Results: compare runs over cost, epsilon or rounds."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import streamlit as st
 
 from fedbudget.ui.charts import curve_chart
-from fedbudget.ui.folders import MEASURES, find_folders, shown, summary
+from fedbudget.ui.folders import MEASURES, RunFolder, find_folders, shown, summary
 from fedbudget.ui.run import NOT_PRIVATE
 
 _AXES = {"cost": "cost spent", "epsilon": "epsilon spent", "round": "round"}
+
+
+def different_data(runs: Sequence[RunFolder]) -> str:
+    """Return why runs cannot be compared: they are on different data; else nothing."""
+    lines = list(dict.fromkeys(run.run.data_line for run in runs))
+    if len(lines) < 2:
+        return ""
+    first, second = (
+        next(run.name for run in runs if run.run.data_line == line)
+        for line in lines[:2]
+    )
+    return (
+        f"{first} and {second} are on different data ({lines[0]}; {lines[1]}): their "
+        "numbers cannot be compared. Select runs on the same data."
+    )
 
 
 def results_page(root: Path) -> None:
@@ -22,8 +38,13 @@ def results_page(root: Path) -> None:
             "`fedbudget train ... --out runs/name`."
         )
         return
-    names = st.multiselect("Runs", list(runs), default=list(runs)[:6])
+    newest = next(iter(runs.values())).run.data_line
+    alike = [name for name, run in runs.items() if run.run.data_line == newest]
+    names = st.multiselect("Runs", list(runs), default=alike[:6])
     selected = [runs[name] for name in names]
+    if others := different_data(selected):
+        st.error(others)
+        return
     measures = [
         name for name in MEASURES if any(name in run.measures for run in selected)
     ]

@@ -26,6 +26,7 @@ from fedbudget.budget import (
 )
 from fedbudget.data.partitions import SEED
 from fedbudget.errors import FedbudgetError, InvalidInputError, RecordError
+from fedbudget.metrics import cautions, class_rows, detail_rows
 from fedbudget.privacy import rounded_up
 from fedbudget.privacy.runs import TRUSTS, UNITS
 from fedbudget.record import RecordedRun, largest
@@ -154,19 +155,37 @@ class Runner:
         return process is not None and process.poll() is None
 
     def can_resume(self, name: str) -> bool:
-        """Whether the run was started from this page and is not finished."""
+        """Whether the run was started from this page, and was stopped."""
         done = (self.root / name / "model.npz").exists()
-        return self._command(name).exists() and not done and not self.is_running(name)
+        if done or self.is_running(name) or self.failure(name) is not None:
+            return False
+        return self._command(name).exists()
 
     def failure(self, name: str) -> str | None:
         """Return the last line of output of a failed run, or None."""
         process = self.processes.get(name)
-        if process is None or process.poll() in (None, 0) or name in self.stopped:
+        if process is not None and process.poll() in (None, 0):
             return None
         log = self.root / f".{name}.log"
+        if name in self.stopped or not log.exists():
+            return None
         text = log.read_text(encoding="utf-8", errors="replace")
         lines = [line for line in text.split("\n") if line.strip()]
+        if process is None:  # of a page that has ended: only its log can say
+            return lines[-1] if lines and lines[-1].startswith("error:") else None
         return lines[-1] if lines else f"it ended with exit code {process.returncode}"
+
+    def report(self, name: str) -> Path:
+        """Write the report of a run, and return its file."""
+        command = [sys.executable, "-m", "fedbudget", "report", str(self.root / name)]
+        environment = os.environ | {"NO_COLOR": "1"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment
+        )
+        if done.returncode:
+            lines = done.stderr.strip().split("\n")
+            raise RecordError(lines[-1].removeprefix("error: "))
+        return self.root / name / "report.html"
 
     def _command(self, name: str) -> Path:
         return self.root / f".{name}.command.json"
@@ -217,7 +236,7 @@ def run_page(root: Path) -> None:
 
 
 def _show_form(runner: Runner) -> None:
-    with st.form("start", border=False):
+    with st.form("start", border=False, enter_to_submit=False):
         data = st.selectbox("Data", list(DATA))
         table = _table_fields()
         values, name = _value_fields()
@@ -232,7 +251,11 @@ def _show_form(runner: Runner) -> None:
 
 def _table_fields() -> dict[str, str]:
     with st.expander(OWN):
-        path = st.text_input("Table or fedbudget.toml", placeholder="sensors.csv")
+        path = st.text_input(
+            "Table or fedbudget.toml",
+            value=st.session_state.get("config", ""),
+            placeholder="sensors.csv",
+        )
         st.caption(
             "A file named here is used instead of the data selected above. A "
             "fedbudget.toml also sets budgets and prices; of the fields below, "
@@ -252,8 +275,11 @@ def _value_fields() -> tuple[dict[str, float | str], str]:
     limit = 1e9
     # A pair of columns for each row keeps this order on a narrow screen.
     first, second = st.columns(2)
-    epsilon = first.number_input("Epsilon", 0.01, 1000.0, FIRST_EPSILON)
-    cost = second.number_input("Cost", 0.01, limit, FIRST_COST)
+    handed: Mapping[str, float] = st.session_state.get("budgets", {})
+    epsilon = first.number_input(
+        "Epsilon", 0.01, 1000.0, handed.get("epsilon", FIRST_EPSILON)
+    )
+    cost = second.number_input("Cost", 0.01, limit, handed.get("cost", FIRST_COST))
     first, second = st.columns(2)
     trust = first.selectbox(
         "The server sees",
@@ -264,7 +290,8 @@ def _value_fields() -> tuple[dict[str, float | str], str]:
         "Epsilon protects one", UNITS, help="A row, or all rows of a device."
     )
     first, second = st.columns(2)
-    round_price, step_price = float(COMMUNICATION_PRICE), float(COMPUTATION_PRICE)
+    round_price = handed.get("communication", float(COMMUNICATION_PRICE))
+    step_price = handed.get("computation", float(COMPUTATION_PRICE))
     communication = first.number_input("Price per round", 0.0, limit, round_price)
     computation = second.number_input("Price per step", 0.0, limit, step_price)
     first, second = st.columns(2)
@@ -298,6 +325,8 @@ def _watch(runner: Runner, name: str, *, was_running: bool) -> None:
         if runner.can_resume(name) and st.button("Resume", key="resume"):
             runner.resume(name)
             st.rerun()
+        if run is not None and run.finished:
+            _show_report(runner, name)
     failure = runner.failure(name)
     if failure is not None:
         st.error(failure)
@@ -307,6 +336,28 @@ def _watch(runner: Runner, name: str, *, was_running: bool) -> None:
     st.progress(min(1.0, done / planned), text=f"round {done} of {planned}")
     if done:
         _show_round(folder)
+
+
+def _show_report(runner: Runner, name: str) -> None:
+    """Offer the report of a finished run: write it, then open or save it."""
+    path = runner.root / name / "report.html"
+    if not path.exists():
+        if not st.button("Write report", key="report"):
+            return
+        with st.spinner("comparing with local-only and centralised training"):
+            try:
+                runner.report(name)
+            except FedbudgetError as error:
+                st.error(str(error))
+                return
+        st.rerun()
+    st.download_button(
+        "Report",
+        path.read_bytes(),
+        file_name=f"{name}-report.html",
+        mime="text/html",
+        help=f"One page without links: {shown(path)}",
+    )
 
 
 def _state(runner: Runner, name: str, run: RecordedRun | None, *, running: bool) -> str:
@@ -328,10 +379,16 @@ def _show_round(folder: RunFolder) -> None:
     measure = folder.measures[0]
     epsilon, cost = largest(last.epsilon), largest(last.cost)
     planned = largest(plan.epsilon), largest(plan.cost)
+    for caution in cautions(folder.run.last_measured):
+        st.warning(caution)
+    constant = folder.run.last_measured.get(f"constant_{measure}")
     with st.container(key="cards-run"):
         st.metric(
             measure.replace("_", " ").capitalize(),
             f"{folder.run.last_measured[measure]:.4f}",
+            delta=None if constant is None else f"a constant's: {constant:.4f}",
+            delta_color="off",
+            delta_arrow="off",
             border=True,
         )
         st.metric(
@@ -363,4 +420,21 @@ def _show_round(folder: RunFolder) -> None:
         height=330,
     )
     st.altair_chart(spending_chart(folder.spending()), width="stretch", height=270)
+    _show_metrics(folder.run)
     st.caption(f"{folder.run.privacy}. {NOT_PRIVATE}")
+
+
+def _show_metrics(run: RecordedRun) -> None:
+    """Show what an accuracy or a loss hides, once the run has ended."""
+    unit = "" if run.plan.schema is None else run.plan.schema.unit
+    details, classes = (
+        detail_rows(run.last_measured, unit),
+        class_rows(run.last_measured),
+    )
+    for names, rows in (
+        (("metric", "this run", "a constant answer"), list(details)),
+        (("class", "recall", "precision", "F1"), list(classes)),
+    ):
+        if rows:
+            columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+            st.dataframe(columns, width="stretch", hide_index=True)

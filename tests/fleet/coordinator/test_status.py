@@ -4,11 +4,12 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 
-from fedbudget.fleet.coordinator.status import StatusServer
+from fedbudget.fleet.coordinator.status import StatusServer, metrics
 
 STATUS: dict[str, Any] = {
     "name": "demo",
@@ -69,3 +70,25 @@ def test_nothing_else_is_served(server: StatusServer) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404") as error:
         get(server, "/etc/passwd")
     error.value.close()
+
+
+def test_only_local_names_are_served(server: StatusServer) -> None:
+    """A page of another site whose name resolves to this machine gets nothing."""
+    for host in ("evil.example", "127.0.0.1.evil.example", ""):
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection.request("GET", "/status", headers={"Host": host})
+        assert connection.getresponse().status == 403
+        connection.close()
+    for host in ("localhost", f"127.0.0.1:{server.port}", "[::1]:80"):
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection.request("GET", "/status", headers={"Host": host})
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def test_metrics_name_the_state() -> None:
+    waiting = {"state": "waiting", "devices": [], "declared": [{"name": "a"}]}
+    lines = list(metrics(waiting))
+    assert 'fedbudget_run_state{state="waiting"} 1' in lines
+    assert 'fedbudget_run_state{state="failed"} 0' in lines
+    assert "fedbudget_devices_declared 1" in lines

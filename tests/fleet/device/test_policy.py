@@ -1,6 +1,7 @@
 """The owner's policy: its values, and errors that name the file and the key."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,3 +124,40 @@ def test_a_mistake_is_named_with_its_file(
 def test_a_policy_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"no\.toml.*cannot be read"):
         read_policy(tmp_path / "no.toml")
+
+
+def sums_of(folder: Path, text: str) -> Any:
+    """Return the conditions for sums of a policy with this table."""
+    path = write_device(folder)
+    path.write_text(f"{path.read_text()}\n[sums]\n{text}\n")
+    return read_policy(path).sums
+
+
+FILES = 'peers = "ca.pem"\ncertificate = "c.pem"\nkey = "c.key"'
+
+
+def test_conditions_for_sums(tmp_path: Path) -> None:
+    assert read_policy(write_device(tmp_path)).sums is None
+    sums = sums_of(tmp_path, f"least_answers = 8\ncolluders = 2\n{FILES}")
+    assert (sums.trust, sums.unit) == ("any", "sample")
+    assert (sums.least_answers, sums.colluders) == (8, 2)
+    assert sums.identity.ca == tmp_path / "ca.pem"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (FILES, "sums.least_answers is missing"),
+        (f"least_answers = 1\n{FILES}", "sums.least_answers must be a whole number"),
+        (f"least_answers = 4\ncolluders = 4\n{FILES}", "sums.colluders must be below"),
+        (f'least_answers = 4\nunit = "house"\n{FILES}', "sums.unit"),
+        (f'least_answers = 4\ntrust = "no"\n{FILES}', "sums.trust"),
+        ("least_answers = 4", "sums.peers is missing"),
+        (f"least_answers = 4\nleast = 3\n{FILES}", "sums.least is not known"),
+    ],
+)
+def test_bad_conditions_for_sums_name_the_key(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        sums_of(tmp_path, text)

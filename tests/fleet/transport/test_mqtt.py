@@ -2,6 +2,9 @@
 
 import threading
 
+import pytest
+from paho.mqtt.client import Client
+
 from fedbudget.fleet.demo import HeldPort
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import COORDINATOR, identity_of
@@ -63,6 +66,41 @@ def test_a_connection_can_be_replaced_at_once(broker: BrokerProcess) -> None:
         assert device.wait_connected(20)
         device.reconnect()
         assert again.wait(60)
+
+
+def test_messages_of_an_earlier_connection_are_not_acknowledged(
+    embedded: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The new connection might not be made yet: brokers end one that begins with an
+    # acknowledgement.
+    acknowledged: list[int] = []
+
+    def ack(self: Client, mid: int, qos: int) -> None:
+        acknowledged.append(mid)
+
+    monkeypatch.setattr(Client, "ack", ack)
+    address = BrokerAddress(
+        port=embedded.port, identity=identity_of(embedded.certs, COORDINATOR)
+    )
+    status = topics.status("device-3")
+    connected = threading.Semaphore(0)
+    with Connection(
+        address, name=COORDINATOR, topics=(status,), on_connect=connected.release
+    ) as server:
+        assert connected.acquire(timeout=60) and server.wait_connected(60)
+        server.publish(status, b"online")
+        first = server.receive(60)
+        assert first is not None
+        server.acknowledge(first)
+        assert len(acknowledged) == 1
+        server.reconnect()
+        again = server.receive(60)  # it is delivered again: the broker heard nothing
+        assert again is not None and again.payload == b"online"
+        server.acknowledge(first)
+        assert len(acknowledged) == 1
+        server.wait_connected(60)
+        server.acknowledge(again)
+        assert len(acknowledged) == 2
 
 
 def test_trouble_names_the_port_of_each_node() -> None:

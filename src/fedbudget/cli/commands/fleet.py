@@ -17,8 +17,10 @@ from fedbudget.cli.options import (
     BUDGETS,
     OUTPUT,
     AsJson,
+    Colluders,
     PlainCommand,
     PlainGroup,
+    TrustName,
     parse_number,
     parse_whole,
 )
@@ -28,6 +30,8 @@ from fedbudget.fleet.transport.address import HOST, TLS_PORT
 
 if TYPE_CHECKING:
     from fedbudget.fleet.demo import TrialFleet
+
+_DEMO_ANSWERS = 12  # in a sum, of 16 devices
 
 fleet = typer.Typer(
     help="A fleet on this machine: a broker, and a demo.",
@@ -101,6 +105,19 @@ def demo(
             rich_help_panel=BUDGETS,
         ),
     ] = FIRST_COST,
+    trust: TrustName = "uploads",
+    least_answers: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_whole,
+            metavar="COUNT",
+            help="Answers that a sum must have to be seen, for --trust sum. Default: "
+            f"{_DEMO_ANSWERS} of the 16.",
+            show_default=False,
+            rich_help_panel=BUDGETS,
+        ),
+    ] = None,
+    colluders: Colluders = 0,
     seed: Annotated[
         int, typer.Option(parser=parse_whole, help="Seed of the split of the rows.")
     ] = SEED,
@@ -118,21 +135,31 @@ def demo(
 ) -> None:
     """Run a whole fleet on this machine: broker, coordinator and 16 devices.
 
-    Each device is a process with its own rows and ledger: one level of education of the
-    Adult data. All connections use mutual TLS.
+    The broker is mosquitto if it is installed, or else the embedded one. Each device is
+    a process with its own rows and ledger: one level of education of the Adult data.
+    All connections use mutual TLS.
     """
     from fedbudget.data import load
     from fedbudget.errors import RecordError
-    from fedbudget.fleet.demo import Terms, TrialFleet, compare
+    from fedbudget.fleet.demo import Terms, compare, usual_fleet
 
     if out is not None and Path(out).exists():
         raise RecordError(f"{out} exists already: choose another folder")
-    terms = Terms(epsilon=epsilon, delta=delta, cost=cost)
+    if trust == "sum" and least_answers is None:
+        least_answers = _DEMO_ANSWERS
+    terms = Terms(
+        epsilon=epsilon,
+        delta=delta,
+        cost=cost,
+        trust=trust,  # type: ignore[arg-type]  # the budget checks it
+        least_answers=least_answers,
+        colluders=colluders,
+    )
     folder = Path(out or tempfile.mkdtemp(prefix="fedbudget-fleet-"))
     with ExitStack() as stack:
         with progress("starting a broker, a coordinator and 16 devices", counter=""):
             data = load("adult", split="by-education", seed=seed)
-            trial = TrialFleet(folder, data, terms)
+            trial = usual_fleet()(folder, data, terms)
             trial.start(stack)
         _watch(trial, live=not as_json)
     with progress("simulating the same plan", counter=""):

@@ -18,7 +18,7 @@ from fedbudget.budget import (
     planned_delta,
 )
 from fedbudget.cli.options import AsJson
-from fedbudget.cli.output import print_json, progress
+from fedbudget.cli.output import one_line, print_json, progress
 from fedbudget.data import Categorical, Numeric
 from fedbudget.data.features import Feature
 from fedbudget.data.partitions import SEED, parse_partition
@@ -103,7 +103,8 @@ def init(
     )
     if as_json:
         counts = {"rows": drafted.num_rows, "rows_with_gaps": drafted.rows_with_gaps}
-        print_json({"file": out, **counts, **drafted.schema.to_dict()})
+        left_out = {"left_out": dict(drafted.left_out)}
+        print_json({"file": out, **counts, **left_out, **drafted.schema.to_dict()})
         return
     from fedbudget.cli.views.layout import new_page, show_line
 
@@ -111,6 +112,8 @@ def init(
     rows = counted(drafted.num_rows, "row")
     with new_page() as console:
         show_line(console, f"{out}: {rows}, {columns} columns, {split}")
+        for name, reason in drafted.left_out.items():
+            show_line(console, f"left out: {one_line(name)} ({one_line(reason)})")
         if drafted.rows_with_gaps:
             show_line(
                 console,
@@ -162,6 +165,8 @@ def _lines(
     yield "# A number is clipped to [low, high]; a category must be one of the values."
     yield '# Also possible: missing = ... for empty cells, other = "ignore" for values'
     yield "# that are not listed. A column without a line is not used."
+    for name, reason in drafted.left_out.items():
+        yield f"# {one_line(name)} is left out: {one_line(reason)}"
     yield "[features]"
     for name, kind in drafted.schema.features.items():
         inside = ", ".join(f"{key} = {value}" for key, value in _described(kind))

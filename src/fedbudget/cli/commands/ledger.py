@@ -120,6 +120,31 @@ def _show(statement: "Statement") -> None:
                 f"{run.cost:g}",
             )
         show_table(console, table)
+        _show_sums(console, statement)
+
+
+def _show_sums(console: "Console", statement: "Statement") -> None:
+    """Show what the runs of sums assume, and the rounds whose shares were revealed."""
+    from fedbudget.cli.views.layout import new_table, show_heading, show_table
+    from fedbudget.privacy import rounded_up
+
+    runs = [(run, run.sums) for run in statement.runs if run.sums is not None]
+    if not runs:
+        return
+    show_heading(console, "Secure sums: mu holds for sums of so many answers")
+    table = new_table(
+        "run", "answers", "colluders", "unit", "mu alone", "revealed", right=True
+    )
+    for run, sums in runs:
+        table.add_row(
+            f"{run.name} {run.run[:8]}",
+            str(sums.least_answers),
+            str(sums.colluders),
+            sums.unit,
+            rounded_up(sums.mu_alone),
+            counted(len(sums.revealed), "round"),
+        )
+    show_table(console, table)
 
 
 def _show_periods(console: "Console", statement: "Statement") -> None:

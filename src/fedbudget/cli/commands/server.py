@@ -18,8 +18,12 @@ from fedbudget.cli.options import (
     BrokerHost,
     BrokerPort,
     Certs,
+    Colluders,
     DefaultGroup,
+    LeastAnswers,
     PlainCommand,
+    TrustName,
+    UnitName,
     parse_number,
     parse_whole,
 )
@@ -144,6 +148,10 @@ def run(
             metavar="joint|bound|paper", help="Which planner.", rich_help_panel=RUN
         ),
     ] = PLANNER,
+    trust: TrustName = "uploads",
+    unit: UnitName = "sample",
+    least_answers: LeastAnswers = None,
+    colluders: Colluders = 0,
     schema: Annotated[
         str | None,
         typer.Option(
@@ -154,6 +162,15 @@ def run(
             rich_help_panel=RUN,
         ),
     ] = None,
+    evaluation: Annotated[
+        float,
+        typer.Option(
+            parser=parse_number,
+            help="Epsilon that the plan leaves for fedbudget server evaluate, on "
+            "devices that allow it; 0 leaves none.",
+            rich_help_panel=RUN,
+        ),
+    ] = 0.0,
     status_port: Annotated[
         int | None,
         typer.Option(
@@ -173,12 +190,11 @@ def run(
     device is charged twice.
     """
     from fedbudget.fleet.coordinator.process import Settings, run_server
+    from fedbudget.fleet.logs import start_logging
     from fedbudget.fleet.transport.address import BrokerAddress
     from fedbudget.fleet.transport.certificates import COORDINATOR, identity_of
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s: %(message)s"
-    )
+    start_logging()
     settings = Settings(
         out=Path(out),
         broker=BrokerAddress(
@@ -197,6 +213,11 @@ def run(
         planner=planner,
         schema=None if schema is None else read_schema_file(schema),
         status_port=status_port,
+        trust=trust,  # type: ignore[arg-type]  # the settings check it
+        unit=unit,  # type: ignore[arg-type]
+        least_answers=least_answers,
+        colluders=colluders,
+        evaluation=evaluation,
     )
     # A service is stopped by SIGTERM: then, too, the order is withdrawn.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -304,6 +325,73 @@ def cancel(
 
 
 @server.command(cls=PlainCommand)
+def evaluate(
+    folder: Folder,
+    *,
+    certs: Certs,
+    epsilon: Annotated[
+        float,
+        typer.Option(
+            parser=parse_number,
+            help="What an answer costs each device; charged to its ledger. Required.",
+            show_default=False,
+        ),
+    ],
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            metavar="correct|per-class|squared-error",
+            help="What to measure. Default: correct; squared-error for numbers.",
+            show_default=False,
+        ),
+    ] = None,
+    host: BrokerHost = HOST,
+    port: BrokerPort = TLS_PORT,
+    seconds: Annotated[
+        float, typer.Option("--wait", parser=parse_number, help="Seconds for answers.")
+    ] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a released model on rows of the devices that no run trains on.
+
+    Each device whose owner allows it answers with noisy counts, charged to its ledger
+    from the share of epsilon that the policy states. The result has an interval.
+    """
+    from fedbudget.errors import RecordError
+    from fedbudget.fleet.coordinator import evaluation
+    from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+    from fedbudget.fleet.coordinator.lifecycle import CHECKPOINTS, read_summary
+    from fedbudget.fleet.wire.signing import Signer
+    from fedbudget.record import read_run
+
+    read_summary(Path(folder))  # refuses what is no run
+    checkpoints = Checkpoints(Path(folder) / CHECKPOINTS)
+    stored = checkpoints.run()
+    checkpoints.close()
+    trained = read_run(Path(folder) / "run")
+    if stored is None or trained.theta is None:
+        raise RecordError(f"the run in {folder} has no model yet: let it finish first")
+    usual = "squared-error" if trained.plan.loss == "huber" else "correct"
+    with _connection(certs, host, port, replies=True) as connection:
+        result = evaluation.evaluate(
+            connection,
+            stored,
+            trained.theta,
+            signer=Signer.read(Path(certs) / "coordinator.sign"),
+            epsilon=epsilon,
+            measure=measure or usual,
+            seconds=seconds,
+        )
+    path = evaluation.keep(Path(folder), result)
+    if as_json:
+        print_json(result.to_dict() | {"file": str(path)})
+        return
+    from fedbudget.cli.views.fleet import show_evaluation
+
+    show_evaluation(result, str(path))
+
+
+@server.command(cls=PlainCommand)
 def withdraw(
     file: Annotated[
         str,
@@ -346,16 +434,20 @@ def withdraw(
     typer.echo(f"withdrawn: {key}; devices refuse its orders from now on")
 
 
-def _connection(certs: str, host: str, port: int) -> "Connection":
+def _connection(
+    certs: str, host: str, port: int, *, replies: bool = False
+) -> "Connection":
     """Return a connection to the broker in the coordinator's name."""
     from fedbudget.fleet.transport.address import BrokerAddress
     from fedbudget.fleet.transport.certificates import COORDINATOR, identity_of
     from fedbudget.fleet.transport.mqtt import Connection
+    from fedbudget.fleet.wire import topics
 
     identity = identity_of(certs, COORDINATOR)
     broker = BrokerAddress(host=host, port=port, identity=identity)
     # A session of its own would end with this command; the coordinator's is kept.
-    return Connection(broker, name=COORDINATOR, topics=())
+    names = topics.coordinator_reads() if replies else ()
+    return Connection(broker, name=COORDINATOR, topics=names)
 
 
 def _log_begin(plan: Any, names: tuple[str, ...], port: int | None) -> None:
@@ -381,5 +473,14 @@ def _show_round(bar: Bar, latest: Round) -> None:
         counted(len(latest.refused), "refusal"),
         "none" if epsilon is None else rounded_up(epsilon),
         cost or 0.0,
+        extra={
+            "facts": {
+                "round": latest.number,
+                "answers": latest.answered,
+                "refusals": latest.refused,
+                "epsilon": epsilon,
+                "cost": cost,
+            }
+        },
     )
     bar.show(f"round {latest.number}", done=latest.number)

@@ -18,6 +18,7 @@ from fedbudget.cli.views.layout import (
     show_pairs,
     show_table,
 )
+from fedbudget.fleet.coordinator.evaluation import Evaluation
 from fedbudget.fleet.coordinator.lifecycle import RunSummary, State
 from fedbudget.planning import Plan
 from fedbudget.privacy import rounded_up
@@ -103,6 +104,39 @@ def show_run(run: RunSummary) -> None:
                 console,
                 "the same fedbudget server command resumes it; fedbudget server cancel "
                 "ends it for ever",
+            )
+
+
+def show_evaluation(result: Evaluation, path: str) -> None:
+    """Print the result of an evaluation."""
+    with new_page() as console:
+        name = "squared error" if result.measure == "squared-error" else "accuracy"
+        total = result.total
+        interval = f"{total.low:.4f} to {total.high:.4f}"
+        title = f"{name} {total.value:.4f}, 95 % interval {interval}"
+        console.print(Text(title, style="bold"))
+        show_pairs(
+            console,
+            [
+                ("held-out rows", f"{total.rows:.0f}, which no run trains on"),
+                ("answers", f"of {counted(len(result.answered), 'device')}"),
+                ("privacy", f"epsilon {rounded_up(result.epsilon)} of each, charged"),
+                ("noise", f"{result.noise_std:.4g} on each number of a device"),
+                ("record", path),
+            ],
+        )
+        if result.classes:
+            table = new_table("class", "recall", "from", "to", "rows", right=True)
+            for number, one in enumerate(result.classes):
+                values = (one.value, one.low, one.high)
+                cells = (f"{value:.4f}" for value in values)
+                table.add_row(str(number), *cells, f"{one.rows:.0f}")
+            show_table(console, table)
+        for name, reason in result.refused.items():
+            show_item(console, f"{name} refuses: {reason}")
+        if result.silent:
+            show_item(
+                console, f"no answer, perhaps charged: {', '.join(result.silent)}"
             )
 
 

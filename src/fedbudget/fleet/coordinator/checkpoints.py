@@ -9,6 +9,7 @@
               bit per device: whether it answered in time
     asked     one bit per device, for rounds that only some devices were asked for
     dropped   number of dropped messages per device, and the last reason
+    sums      the messages of an open round of secure sums, and the run's peers
 
 A coordinator that is killed at any moment and started again publishes the same bytes.
 Devices then resend their stored answers and are not charged again. The closed rounds
@@ -19,6 +20,7 @@ the file grows by the refusals and late answers alone, and by one bit per device
 """
 
 import json
+import os
 import sqlite3
 import zlib
 from collections import Counter
@@ -59,6 +61,15 @@ CREATE TABLE IF NOT EXISTS asked (round INTEGER PRIMARY KEY, devices BLOB NOT NU
 CREATE TABLE IF NOT EXISTS dropped (
   device TEXT PRIMARY KEY, times INTEGER NOT NULL, reason TEXT NOT NULL
 );
+"""
+
+# Part of every version: older files get the table when they are opened.
+_SUMS = """
+CREATE TABLE IF NOT EXISTS sums (
+  round INTEGER NOT NULL, attempt INTEGER NOT NULL, kind TEXT NOT NULL,
+  device TEXT NOT NULL, payload BLOB NOT NULL,
+  PRIMARY KEY (round, attempt, kind, device)
+)
 """
 
 # The schema's version, in the file's header. Version 0 had no column for codes: its
@@ -151,7 +162,9 @@ class Checkpoints:
         self.path = Path(path)
         self._names: tuple[str, ...] | None = None
         with self._record_errors():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Answers of devices are for the coordinator alone until they are averaged.
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
             self._database = sqlite3.connect(
                 self.path, isolation_level=None, check_same_thread=False, timeout=1.0
             )
@@ -174,6 +187,7 @@ class Checkpoints:
                 f"release reads up to {_VERSION}: use the release that wrote it"
             )
         if version == _VERSION:
+            self._database.execute(_SUMS)
             return
         changes = "".join(
             change
@@ -181,7 +195,7 @@ class Checkpoints:
             if (columns := self._columns(table)) and column not in columns
         )
         self._database.executescript(
-            f"BEGIN IMMEDIATE; {changes} {_TABLES} "
+            f"BEGIN IMMEDIATE; {changes} {_TABLES} {_SUMS}; "
             f"PRAGMA user_version = {_VERSION}; COMMIT"
         )
 
@@ -399,6 +413,7 @@ class Checkpoints:
                 bits = zlib.compress(pack_bits(mask))
                 self._execute(f"DELETE FROM replies WHERE {which}", values)
             self._execute("UPDATE replies SET theta = NULL WHERE round = ?", (round,))
+            self._execute("DELETE FROM sums WHERE round = ?", (round,))
             self._execute(
                 "INSERT INTO rounds VALUES (?, ?, ?, ?)",
                 (round, average, seconds, bits),
@@ -419,6 +434,42 @@ class Checkpoints:
             row[0]
             for row in self._fetch_all("SELECT seconds FROM rounds ORDER BY round")
         ]
+
+    def add_sum_message(
+        self, round: int, attempt: int, kind: str, device: str, payload: bytes
+    ) -> None:
+        """Store a message of a secure sum; of the coordinator, if device is empty.
+
+        Round 0 has those of the run itself: introductions, and the list of peers.
+        """
+        self._execute(
+            "INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?, ?)",
+            (round, attempt, kind, device, payload),
+        )
+
+    def sum_messages(self, round: int, attempt: int) -> dict[str, dict[str, bytes]]:
+        """Return the messages of an attempt, by kind and device."""
+        rows = self._fetch_all(
+            "SELECT kind, device, payload FROM sums WHERE round = ? AND attempt = ?",
+            (round, attempt),
+        )
+        messages: dict[str, dict[str, bytes]] = {}
+        for kind, device, payload in rows:
+            messages.setdefault(kind, {})[device] = payload
+        return messages
+
+    def sum_senders(self, round: int, kind: str) -> set[str]:
+        """Return the devices that sent such a message in any attempt at a round."""
+        rows = self._fetch_all(
+            "SELECT DISTINCT device FROM sums WHERE round = ? AND kind = ?",
+            (round, kind),
+        )
+        return {device for (device,) in rows}
+
+    def last_sum_attempt(self, round: int) -> int:
+        """Return the last attempt at an open round; 0 before the first."""
+        row = self._fetch_one("SELECT max(attempt) FROM sums WHERE round = ?", (round,))
+        return int(row[0] or 0)
 
     def add_dropped(self, device: str, reason: str) -> None:
         """Count a dropped message."""

@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ from fedbudget.fleet.coordinator.rounds import (
     theta_of,
 )
 from fedbudget.fleet.coordinator.spending import Tally
+from fedbudget.fleet.coordinator.sum_rounds import grid_of_plan, terms_of_plan
 from fedbudget.fleet.transport.channel import Channel, Message
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
@@ -62,7 +63,7 @@ from fedbudget.fleet.wire.messages import (
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import Plan
 from fedbudget.planning.plans import is_same_plan
-from fedbudget.privacy import Kind
+from fedbudget.privacy import Kind, Trust
 from fedbudget.training import Order, Replies
 
 _BATCH = 256  # messages stored in one transaction
@@ -87,6 +88,16 @@ class Backoff:
         return True
 
 
+class Receiver(Protocol):
+    """What takes the messages of devices: an open round."""
+
+    def take(self, device: str, payload: bytes) -> None:
+        """Store a message, or raise a MessageError."""
+
+    def drop(self, device: str, reason: str) -> None:
+        """Count a dropped message."""
+
+
 class FleetDevices:
     """Devices that answer over a channel; each enforces its own budgets.
 
@@ -107,6 +118,7 @@ class FleetDevices:
     """
 
     kind: Kind = "release"  # each device adds exact noise before it answers
+    trust: Trust = "uploads"  # what this coordinator sees
 
     def __init__(
         self,
@@ -166,6 +178,11 @@ class FleetDevices:
             RecordError: The stored run has another plan, other devices or another
                 precision.
         """
+        if plan.trust != self.trust:
+            raise InvalidInputError(
+                f"the plan has trust {plan.trust!r}, and these devices {self.trust!r}: "
+                "use SumDevices for sums, FleetDevices for uploads"
+            )
         check_fit(plan, self.declarations)
         stored = self._checkpoints.run()
         if stored is None:
@@ -373,7 +390,7 @@ class FleetDevices:
             )
         return False
 
-    def _receive(self, current: OpenRound, seconds: float) -> bool:
+    def _receive(self, current: Receiver, seconds: float) -> bool:
         """Wait for a message and store all that have arrived, in one transaction.
 
         Returns whether any has arrived.
@@ -392,7 +409,7 @@ class FleetDevices:
         self.roster.send_notices(self._channel, self._signer)
         return True
 
-    def _take(self, current: OpenRound, message: Message) -> None:
+    def _take(self, current: Receiver, message: Message) -> None:
         """Store one message, or drop it."""
         device = "(unknown)"
         try:
@@ -436,6 +453,7 @@ def offers_of(
     precision: Precision,
 ) -> Iterator[RunOffer]:
     """Yield the offers to all devices that take part in the plan."""
+    grid = grid_of_plan(plan) if plan.trust == "sum" else None
     noise_std = plan.noise_std_of(1)
     for index, declaration in enumerate(declarations):
         if plan.device_rounds[index] > 0:
@@ -457,6 +475,9 @@ def offers_of(
                 precision=precision,
                 drift_momentum=plan.momentum if plan.drift_correction else None,
                 noise_decay=plan.noise_decay if plan.noise_decay < 1 else None,
+                sum_terms=None
+                if grid is None
+                else terms_of_plan(plan, index, grid).to_bytes(),
                 index=index if (declaration.wire or 1) >= 2 else None,
             )
 

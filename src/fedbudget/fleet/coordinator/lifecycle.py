@@ -70,6 +70,8 @@ def withdraw(
     order = topics.order(run.run)
     last_order = checkpoints.last_order() or b""
     retained = set(channel.retained) | {topic for topic, _ in split(order, last_order)}
+    if checkpoints.sum_messages(0, 0):
+        retained.add(topics.peers(run.run))
     devices = [device for device, _ in checkpoints.offers()]
     for device, payload in checkpoints.offers():
         retained |= {topic for topic, _ in split(topics.offer(device), payload)}

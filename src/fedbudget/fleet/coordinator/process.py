@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedbudget.budget import Budget
 from fedbudget.checks import number, one_of, whole, within
 from fedbudget.data.schema import Schema
 from fedbudget.errors import RecordError
@@ -30,6 +31,7 @@ from fedbudget.fleet.coordinator.defaults import (
     WAIT,
 )
 from fedbudget.fleet.coordinator.devices import FleetDevices
+from fedbudget.fleet.coordinator.evaluation import with_reserve
 from fedbudget.fleet.coordinator.lifecycle import (
     CHECKPOINTS,
     CancelledError,
@@ -41,6 +43,7 @@ from fedbudget.fleet.coordinator.lifecycle import (
 )
 from fedbudget.fleet.coordinator.roster import Roster, gather, plan_fleet
 from fedbudget.fleet.coordinator.status import Source, StatusServer
+from fedbudget.fleet.coordinator.sum_devices import SumDevices
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import COORDINATOR
 from fedbudget.fleet.transport.channel import Channel
@@ -50,6 +53,7 @@ from fedbudget.fleet.wire.messages import PRECISIONS, Declaration
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import PLANNERS, Plan
 from fedbudget.planning.settings import PLANNER
+from fedbudget.privacy import Trust, Unit
 from fedbudget.problem import USUAL_DISSIMILARITY, Problem
 from fedbudget.record import Record, Round, read_run
 from fedbudget.training import Run, train
@@ -80,10 +84,17 @@ class Settings:
     planner: str = PLANNER
     schema: Schema | None = None  # of the devices' tables, for users of the model
     status_port: int | None = None  # None: no status page
+    # What the coordinator sees: uploads, or only sums of uploads (secure aggregation).
+    trust: Trust = "uploads"
+    unit: Unit = "sample"  # what epsilon protects, in sums: a sample or a device
+    least_answers: int | None = None  # t; None: all devices of the plan
+    colluders: int = 0  # c
+    evaluation: float = 0.0  # epsilon that plans leave for an evaluation; 0: none
 
     def __post_init__(self) -> None:
         """Check now what would otherwise fail after the wait."""
         within("wait", self.wait, least=0)
+        within("evaluation", self.evaluation, least=0)
         within("deadline", self.deadline, above=0)
         whole("minimum", self.minimum)
         for name in ("quorum", "participation"):
@@ -94,7 +105,20 @@ class Settings:
             whole("status_port", self.status_port, least=0, most=65535)
         one_of("precision", self.precision, tuple(PRECISIONS))
         one_of("planner", self.planner, tuple(PLANNERS))
+        self.promise  # noqa: B018  # checks its values
         Problem(num_samples=[1], dim=1, dissimilarity=self.dissimilarity)
+
+    @property
+    def promise(self) -> dict[str, Any]:
+        """What epsilon promises, as arguments of a budget."""
+        promise = {
+            "trust": self.trust,
+            "unit": self.unit,
+            "least_answers": self.least_answers,
+            "colluders": self.colluders,
+        }
+        Budget(epsilon=1.0, cost=1.0, **promise)  # type: ignore[arg-type]
+        return promise
 
 
 def run_server(
@@ -142,7 +166,10 @@ def run_server(
             )
             if settings.schema is not None:
                 plan = replace(plan, schema=settings.schema)
-            devices = FleetDevices(
+            kind, extra = FleetDevices, {}
+            if plan.trust == "sum":
+                kind, extra = SumDevices, {"authority": _authority(settings)}
+            devices = kind(
                 channel,
                 declarations,
                 signer=signer,
@@ -155,6 +182,7 @@ def run_server(
                 participation=settings.participation,
                 precision=settings.precision,
                 roster=roster,
+                **extra,
             )
             folder = settings.out / "run"
             if (folder / "model.npz").exists():
@@ -264,14 +292,25 @@ def _make_plan(
     declarations = gather(
         channel, roster, count=settings.devices, seconds=settings.wait, signer=signer
     )
+    by_name = {declaration.device: declaration for declaration in declarations}
+    if settings.evaluation > 0:
+        declarations = [with_reserve(d, settings.evaluation) for d in declarations]
     try:
-        return plan_fleet(
+        plan, selected = plan_fleet(
             declarations,
             dissimilarity=settings.dissimilarity,
             planner=settings.planner,
             roster=roster,
+            promise=settings.promise,
             schema=None if settings.schema is None else settings.schema.digest,
         )
+        return plan, [by_name[declaration.device] for declaration in selected]
     finally:
         roster.send_notices(channel, signer)
         channel.flush(_FLUSH)
+
+
+def _authority(settings: Settings) -> Path | None:
+    """Return the authority of the fleet's certificates, if the broker needs one."""
+    identity = settings.broker.identity
+    return None if identity is None else Path(identity.ca)

@@ -279,10 +279,10 @@ def check_fit(plan: Plan, declarations: Sequence[Declaration]) -> None:
             f"the plan is for {plan.num_devices} devices, and {len(declarations)} have "
             "declared themselves: plan again"
         )
-    if plan.trust != "uploads" or plan.unit != "sample":
+    if plan.trust == "uploads" and plan.unit != "sample":
         raise InvalidInputError(
-            f"trust {plan.trust!r} with unit {plan.unit!r} is not for real devices, "
-            "which add noise in every step and protect samples: plan again without them"
+            f"unit {plan.unit!r} with trust 'uploads' is not for real devices, whose "
+            "noise per step protects samples: plan again with trust 'sum'"
         )
     if plan.sampling == "poisson":
         raise InvalidInputError(
@@ -316,11 +316,13 @@ def plan_fleet(
     planner: str = PLANNER,
     roster: Roster | None = None,
     schema: str | None = None,
+    promise: Mapping[str, Any] | None = None,
 ) -> tuple[Plan, list[Declaration]]:
     """Plan for the devices that can take part together; return the plan and them.
 
     The others are logged with the reason, and noted in the roster for their notices.
-    `schema` is the digest of the one that devices must have, if it is known.
+    `schema` is the digest of the one that devices must have, if it is known; `promise`
+    has arguments of a `Budget`: trust, unit, least answers and colluders.
 
     Raises:
         InfeasibleBudgetError: No device can take part.
@@ -336,6 +338,11 @@ def plan_fleet(
             "one step: their owners have to raise it, or lower their prices"
         )
     selected = _logged(compatible(selected), roster)
+    if promise is not None and promise.get("trust") == "sum":
+        candidate = _plan(
+            selected, dissimilarity=dissimilarity, planner=planner, promise=promise
+        )
+        return _with_demanded_sum_noise(candidate, selected), selected
     while True:
         candidate = _plan(selected, dissimilarity=dissimilarity, planner=planner)
         if _falls_too_far(candidate, selected):
@@ -366,6 +373,7 @@ def _plan(
     dissimilarity: str | float,
     planner: str,
     noise_schedule: bool = True,
+    promise: Mapping[str, Any] | None = None,
 ) -> Plan:
     first = declarations[0]
     problem = Problem(
@@ -379,6 +387,7 @@ def _plan(
         epsilon=[d.epsilon for d in declarations],
         delta=[d.delta for d in declarations],
         cost=[d.cost for d in declarations],
+        **(promise or {}),
     )
     prices = Prices(
         communication=[d.communication_price for d in declarations],
@@ -415,6 +424,26 @@ def _with_demanded_noise(plan: Plan, declarations: Sequence[Declaration]) -> Pla
         return plan
     weights = plan.weights / _excess(plan, noise)
     return replace(plan, noise_std=noise, weights=weights / weights.sum())
+
+
+def _with_demanded_sum_noise(plan: Plan, declarations: Sequence[Declaration]) -> Plan:
+    """Raise the noise of a sum to the minimum that owners demand; all carry it.
+
+    Raises:
+        InfeasibleBudgetError: An owner demands far more than the others.
+    """
+    minimum = np.array([d.least_noise_multiplier for d in declarations])
+    factors = np.where(plan.weights > 0, minimum / plan.noise_multiplier, 0.0)
+    m, factor = int(np.argmax(factors)), float(factors.max()) * (1 + 1e-12)
+    if factor <= 1:
+        return plan
+    if factor > _MAX_EXCESS:
+        raise InfeasibleBudgetError(
+            f"device {declarations[m].device} demands {factor:.3g} times the noise of "
+            f"the sum, above {_MAX_EXCESS:g} times: its owner has to lower "
+            f"least_noise_multiplier {minimum[m]:g}, or it has to be left out"
+        )
+    return replace(plan, noise_std=plan.noise_std * factor)
 
 
 def _without_excessive_noise(

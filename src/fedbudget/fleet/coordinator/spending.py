@@ -109,10 +109,10 @@ class Tally:
         """
         plan = self.plan
         kind = ZCDP if plan.accountant == "zcdp" else GDP
+        # With noise once per upload, a round is one release, not tau.
+        releases = paid * (1 if plan.trust == "sum" else plan.tau)
         with np.errstate(divide="ignore", invalid="ignore"):
-            mu_sq = np.where(
-                paid > 0, 4.0 * plan.tau * paid / plan.noise_multiplier**2, 0.0
-            )
+            mu_sq = np.where(paid > 0, 4.0 * releases / plan.noise_multiplier**2, 0.0)
         mu = np.sqrt(mu_sq + plan.prior_mu**2)
         spent = np.where(np.isinf(mu), np.inf, 0.0)
         mask = (mu > 0) & np.isfinite(mu)

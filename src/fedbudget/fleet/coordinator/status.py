@@ -26,6 +26,10 @@ _PER_DEVICE = (
 )
 
 
+_HOSTS = ("127.0.0.1", "localhost", "::1")
+_STATES = ("waiting", "running", "finished", "failed", "stopped", "cancelled")
+
+
 class StatusServer:
     """Serves the status until it is closed; port 0 selects a free one."""
 
@@ -59,9 +63,14 @@ class StatusServer:
 class _Handler(BaseHTTPRequestHandler):
     status: Source
     server_version, sys_version = "fedbudget", ""
+    timeout = 10.0  # seconds for a request; a silent client ends its own thread
 
     def do_GET(self) -> None:
-        if self.path in ("/", "/status"):
+        # A web page whose name resolves to this machine must not read the status.
+        host = self.headers.get("Host", "").rsplit(":", 1)[0].strip("[]").lower()
+        if host not in _HOSTS:
+            self.send_error(403, f"Host must be one of {', '.join(_HOSTS)}")
+        elif self.path in ("/", "/status"):
             self._send("application/json", json.dumps(self.status()) + "\n")
         elif self.path == "/metrics":
             kind = "text/plain; version=0.0.4; charset=utf-8"
@@ -91,6 +100,13 @@ def metrics(status: dict[str, Any]) -> Iterator[str]:
         if status.get(key) is not None:
             yield from _head(name, "gauge", help_text)
             yield f"fedbudget_{name} {status[key]}"
+    yield from _head("run_state", "gauge", "1 for the state of the run, else 0.")
+    for state in _STATES:
+        flag = int(status.get("state") == state)
+        yield f'fedbudget_run_state{{state="{state}"}} {flag}'
+    yield from _head("devices_declared", "gauge", "Devices that have declared.")
+    declared = status.get("declared") or status.get("devices", [])
+    yield f"fedbudget_devices_declared {len(declared)}"
     devices = status.get("devices", [])
     yield from _head("device_online", "gauge", "Whether a device is connected.")
     for device in devices:

@@ -170,7 +170,8 @@ def _blocks(schema: Schema, reader: "Reader") -> Iterator[tuple[Any, Labels]]:
     for name in (*schema.features, schema.label):
         check_name(header, name)
     last_line = reader.line_num
-    while block := list(islice(reader, _LINES)):
+    filled = filter(None, reader)  # empty lines are no readings
+    while block := list(islice(filled, schema.block_of(_LINES))):
         try:
             columns = typed_columns(schema.columns, header, block)
             x = np.asarray(schema.encode(columns, dense=True))
@@ -180,7 +181,8 @@ def _blocks(schema: Schema, reader: "Reader") -> Iterator[tuple[Any, Labels]]:
                 f"lines {last_line + 1} to {reader.line_num}: {error}"
             ) from None
         last_line = reader.line_num
-        yield x, y
+        if len(x):
+            yield x, y
 
 
 def _complete_lines(text: TextIO) -> Iterator[str]:

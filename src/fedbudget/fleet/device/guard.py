@@ -21,11 +21,13 @@ The noise of the answer is at least that of the charge, for any model: see
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError, LedgerError, MessageError
 from fedbudget.fleet.device.data_file import DeviceRows, loss_of, read_rows, stamp_of
 from fedbudget.fleet.device.drift import DriftState, LastAnswer, next_state
+from fedbudget.fleet.device.evaluation import Evaluator
 from fedbudget.fleet.device.exact_steps import (
     LARGEST_WEIGHT,
     ExactRows,
@@ -34,14 +36,16 @@ from fedbudget.fleet.device.exact_steps import (
 )
 from fedbudget.fleet.device.ledger_file import JoinedRun, LedgerFile, StoredAnswer
 from fedbudget.fleet.device.periods import (
-    Period,
     RowRange,
     newest_with,
     next_first_row,
     num_usable,
 )
 from fedbudget.fleet.device.policy import Policy, PricePolicy
+from fedbudget.fleet.device.renewal import check_earlier_rows, renewed
+from fedbudget.fleet.device.sum_terms import check_sum
 from fedbudget.fleet.device.withdrawals import ENDED, Withdrawals
+from fedbudget.fleet.wire.evaluation import EvaluationOrder
 from fedbudget.fleet.wire.messages import (
     ACCEPTED,
     ANSWERED,
@@ -103,6 +107,14 @@ def check_offer(
         raise _Refusal("policy", f"loss, num_classes and dim must be {shape}")
     if offer.sampling == "full" and offer.batch_size != offer.num_samples:
         raise _Refusal("policy", "the batch_size of full batches must be num_samples")
+    if offer.sum_terms is not None:
+        try:
+            check_sum(offer, policy)
+        except (InvalidInputError, MessageError) as error:
+            raise _Refusal("policy", str(error)) from None
+        return
+    if policy.sums is not None and policy.sums.trust == "sum":
+        raise _Refusal("policy", "the owner takes part only in runs of sums")
     for number in (1, offer.rounds):
         _check_noise(offer, number, limits.least_noise_multiplier)
 
@@ -150,59 +162,22 @@ class _FrozenRows:
     rows: ExactRows
 
 
-def renewed(ledger: LedgerFile, rows: DeviceRows, first_row: int) -> Period:
-    """Start a period of the data set at this row; see `LedgerFile.renew`."""
-    return ledger.renew(
-        first_row, lambda start, count: rows.fingerprint(count, start=start)
-    )
-
-
-def start_period(policy: Policy) -> Period:
-    """Let the owner start a period after the rows that the file has now.
-
-    Raises:
-        LedgerError: The guard runs, or rows that were used have changed.
-    """
-    rows = read_rows(policy.data)
-    ledger = LedgerFile(policy.ledger, policy.budget, lineage=policy.data.lineage)
-    try:
-        check_earlier_rows(ledger, rows, str(policy.data.file))
-        return renewed(ledger, rows, len(rows))
-    finally:
-        ledger.close()
-
-
-def check_earlier_rows(ledger: LedgerFile, rows: DeviceRows, file: str) -> None:
-    """Refuse a file whose rows before the newest period are not the recorded ones.
-
-    Raises:
-        InvalidInputError: A row may have moved to another period.
-    """
-    last = ledger.periods[-1]
-    if last.first_row == 0:
-        return
-    enough = len(rows) >= last.first_row
-    if not enough or rows.fingerprint(last.first_row) != last.before:
-        raise InvalidInputError(
-            f"the first {last.first_row} rows of {file!r} are not those before period "
-            f"{last.number} any more, so that a row might count in two periods: "
-            "restore them; rows are only added at the end"
-        )
-
-
 class Guard:
     """Owns a device's rows and ledger, and answers orders."""
+
+    _ledger_type: ClassVar[type[LedgerFile]] = LedgerFile
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._rows: DeviceRows = read_rows(policy.data)
         self._frozen: dict[bytes, _FrozenRows] = {}
         self._waiting: OrderedDict[bytes, bytes] = OrderedDict()
-        self._ledger = LedgerFile(
+        self._ledger = self._ledger_type(
             policy.ledger, policy.budget, lineage=policy.data.lineage
         )
         try:
             self._withdrawals = Withdrawals(self._ledger, policy.orders)
+            self._evaluator = Evaluator(policy, self._ledger, self._check_overdrafts)
             self._num_samples = self._declared_rows(self._rows)
             self._note_data(self._rows)
             self._renew(self._rows)
@@ -236,6 +211,10 @@ class Guard:
             software=__version__,
             schema=self._rows.schema,
             ledger=self._ledger.identity,
+            evaluation_epsilon=(
+                None if policy.evaluation is None else policy.evaluation.epsilon
+            ),
+            evaluation_samples=policy.held_out or None,
         )
 
     @property
@@ -302,14 +281,14 @@ class Guard:
         try:
             order = RoundOrder.from_bytes(body)
         except MessageError as error:
+            evaluated = self._evaluate(body, key)
+            if evaluated is not None:
+                return [evaluated]
             return self._unsupported(RoundOrder.kind, body, error)
         try:
             joined = self._ledger.run(order.run)
             if joined is None:
-                # Either the offer has not arrived yet, or the run is for other devices.
-                self._waiting[order.run] = data
-                while len(self._waiting) > _WAITING:
-                    self._waiting.popitem(last=False)
+                self._wait_for_offer(order.run, data)
                 return []
             if joined.key != key:
                 raise _Refusal("untrusted", "another coordinator signed the offer")
@@ -320,6 +299,30 @@ class Guard:
             return [self._refused(order.run, order.round, refusal)]
         except (LedgerError, InvalidInputError) as error:
             return [self._trouble(order.run, order.round, error)]
+
+    def _wait_for_offer(self, run: bytes, data: bytes) -> None:
+        """Store an order whose offer may not have arrived yet.
+
+        Or the run is for other devices.
+        """
+        self._waiting[run] = data
+        while len(self._waiting) > _WAITING:
+            self._waiting.popitem(last=False)
+
+    def _evaluate(self, body: bytes, key: str) -> Reply | None:
+        """Answer an evaluation, or refuse; none if the message is another one."""
+        try:
+            return self._evaluator.answer(body, key, self._rows, self._held_out)
+        except _Refusal as refusal:
+            order = EvaluationOrder.from_bytes(body)
+            return self._refused(order.evaluation, 1, refusal)
+        except (LedgerError, InvalidInputError) as error:
+            return self._trouble(EvaluationOrder.from_bytes(body).evaluation, 1, error)
+
+    def _held_out(self) -> RowRange:
+        """Return the rows of the current period that no run trains on."""
+        count = self._policy.held_out
+        return self._current_rows(self._rows, count, after=self._num_samples)
 
     def take_notice(self, data: bytes) -> list[Reply]:
         """Log why a trusted coordinator leaves this device out."""
@@ -343,6 +346,8 @@ class Guard:
 
     def _carry_out(self, order: RoundOrder, joined: JoinedRun) -> Reply:
         offer = RunOffer.from_bytes(joined.offer)
+        if offer.sum_terms is not None:  # a model would be seen with a share of noise
+            raise _Refusal("policy", "this run is one of sums: its uploads are masked")
         stored = self._ledger.answer(order.run, order.round)
         if stored is not None:
             return Reply.from_bytes(stored)
@@ -562,7 +567,14 @@ class Guard:
         self._ledger.note_data(count, fingerprint, continues=continues)
 
     def _refused(self, run: bytes, round: int, refusal: _Refusal) -> Reply:
-        _log.warning("round %d is refused, %s: %s", round, refusal.code, refusal)
+        facts = {"run": run.hex(), "round": round, "code": refusal.code}
+        _log.warning(
+            "round %d is refused, %s: %s",
+            round,
+            refusal.code,
+            refusal,
+            extra={"facts": facts | {"reason": refusal.reason}},
+        )
         return Reply(
             device=self._policy.device,
             run=run,

@@ -15,7 +15,7 @@ from fedbudget.errors import LedgerError
 
 KINDS = (
     *("open", "budget", "data", "run", "charge", "answer", "overdraft", "clear"),
-    *("period", "evaluation", "revoke", "end"),
+    *("period", "evaluation", "revoke", "end", "peers", "reveal"),
 )
 START = bytes(32)  # the first entry has no digest before it
 
@@ -30,6 +30,14 @@ CREATE TABLE IF NOT EXISTS entries (
 ) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS one_of_each
     ON entries (run, round, kind) WHERE kind IN ('run', 'charge', 'answer');
+CREATE UNIQUE INDEX IF NOT EXISTS one_of_each_sum
+    ON entries (run, round, kind) WHERE kind IN ('peers', 'reveal');
+CREATE TABLE IF NOT EXISTS sums (
+    run BLOB NOT NULL,           -- of secure sums: see `sum_ledger`
+    part TEXT NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (run, part)
+) STRICT;
 CREATE TRIGGER IF NOT EXISTS never_change BEFORE UPDATE ON entries
     BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER IF NOT EXISTS never_remove BEFORE DELETE ON entries

@@ -26,6 +26,7 @@ one period, and so do its charges. Entries of releases without periods are of pe
 
 import hashlib
 import json
+import logging
 import os
 import sqlite3
 import time
@@ -49,6 +50,7 @@ from fedbudget.fleet.device.policy import BudgetPolicy
 from fedbudget.fleet.wire.messages import LEDGER_DIGITS, RunOffer
 from fedbudget.ledger import Charge, Ledger, mu_squared
 
+_log = logging.getLogger(__name__)
 PRIVACY, COST = "privacy-budget", "cost-budget"  # the budget a charge overdraws
 SHARE = "share"  # evaluations would overdraw their share of the privacy budget
 _IDENTITY = b"fedbudget ledger identity 1\x00"
@@ -352,6 +354,12 @@ class LedgerFile:
             self._check_range(joined)
             self._write(database, "evaluation", joined.to_body(), run=run)
 
+    @property
+    def num_evaluations(self) -> int:
+        """The number of recorded evaluations."""
+        with self._open():
+            return len(self._memory.evaluations)
+
     def evaluation(self, run: bytes) -> JoinedRun | None:
         """Return a recorded evaluation; none if the device has not seen it."""
         with self._open():
@@ -395,6 +403,14 @@ class LedgerFile:
             }
             # Memory is already charged; if this fails, the file is read again.
             self._write(database, "charge", body, run=run, round=round, counted=True)
+        _log.info(
+            "round %d of run %s is charged: %d steps, cost %g",
+            round,
+            run.hex()[:8],
+            charge.steps,
+            body["cost"],
+            extra={"facts": {"run": run.hex(), "round": round, "charge": body}},
+        )
         return None
 
     def note_overdraft(self, run: bytes, budget: str) -> None:
@@ -582,8 +598,12 @@ class LedgerFile:
         round: int = 0,
         counted: bool = False,
         answer: StoredAnswer | None = None,
+        also: Callable[[sqlite3.Connection], None] | None = None,
     ) -> None:
-        """Append an entry; when this returns, it and its anchor are on disk."""
+        """Append an entry; when this returns, it and its anchor are on disk.
+
+        `also` writes in the same transaction.
+        """
         # The time is for the owner; the program never reads it.
         dated = {**body, "at": int(time.time())}
         database.execute("BEGIN IMMEDIATE")
@@ -597,6 +617,8 @@ class LedgerFile:
         )
         if answer is not None:
             _put_answer(database, run, answer)
+        if also is not None:
+            also(database)
         database.execute("COMMIT")
         self._anchor.write(head)
         self._apply(head, counted=counted)

@@ -6,7 +6,7 @@ Every error names the file and the key.
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +20,7 @@ from fedbudget.fleet.transport.certificates import Identity
 from fedbudget.fleet.wire.messages import MOST_DECLARED, MOST_DELTA
 from fedbudget.fleet.wire.signing import read_public_key
 from fedbudget.losses import LOSSES
+from fedbudget.privacy.runs import UNITS
 from fedbudget.text import shown
 
 _REQUIRED = object()  # the default of a key without a default
@@ -173,6 +174,17 @@ class EvaluationPolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SumPolicy:
+    """Under which conditions the device takes part in secure sums."""
+
+    trust: str  # any | sum: refuse runs whose server sees uploads
+    unit: str  # what epsilon must protect: sample | device
+    least_answers: int  # t: never help to see a sum of fewer answers
+    colluders: int  # c: devices on the server's side that the noise must survive
+    identity: Identity  # this device's certificate, and the authority of its peers
+
+
+@dataclass(frozen=True, kw_only=True)
 class OrderPolicy:
     """Whose orders are carried out, within which limits."""
 
@@ -208,6 +220,7 @@ class Policy:
     period_rows: int | None = None
     evaluation: EvaluationPolicy | None = None  # None: none is answered
     availability: Availability = ALWAYS
+    sums: SumPolicy | None = None  # None: no run whose server sees only sums
 
     @property
     def held_out(self) -> int:
@@ -252,6 +265,10 @@ def read_policy(path: str | Path) -> Policy:
             top.section("availability", optional=True), path.parent
         ),
     )
+    if "sums" in plain:
+        identity = None if policy.broker is None else policy.broker.identity
+        sums = _sums(top.section("sums"), path.parent, identity)
+        policy = replace(policy, sums=sums)
     top.finish()
     _check_period(top, policy)
     return policy
@@ -355,6 +372,31 @@ def _check_period(top: _Section, policy: Policy) -> None:
             f"must be at least {(declared or 1) + policy.held_out}, the sum of "
             f"public.num_samples and evaluation.num_samples, got {size}",
         )
+
+
+def _sums(section: _Section, folder: Path, usual: Identity | None) -> SumPolicy:
+    """Return the conditions for sums; files are the broker's unless they are given."""
+    files = {} if usual is None else vars(usual)
+    for key, name in (("ca", "peers"), ("certificate", "certificate"), ("key", "key")):
+        if name in section.plain or key not in files:
+            files = {**files, key: section.path(name, folder)}
+        else:
+            section.get(name, kinds=(str,), default=None)
+    policy = SumPolicy(
+        trust=section.one_of("trust", ("any", "sum"), default="any"),
+        unit=section.one_of("unit", UNITS, default="sample"),
+        least_answers=section.whole("least_answers", least=2),
+        colluders=section.whole("colluders", least=0, default=0),
+        identity=Identity(**files),
+    )
+    if policy.colluders >= policy.least_answers:
+        section.refuse(
+            "colluders",
+            f"must be below least_answers {policy.least_answers}, got "
+            f"{policy.colluders}",
+        )
+    section.finish()
+    return policy
 
 
 def _orders(section: _Section) -> OrderPolicy:

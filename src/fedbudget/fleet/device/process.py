@@ -14,15 +14,28 @@ from fedbudget.errors import InvalidInputError, LedgerError, MessageError
 from fedbudget.fleet.device.guard import Guard
 from fedbudget.fleet.device.policy import Policy, read_policy
 from fedbudget.fleet.device.unix_socket import serve_socket
+from fedbudget.fleet.logs import start_logging
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.framing import Joiner, Outgoing, split
+from fedbudget.fleet.wire.secure_messages import MOST_PEERS
 
 _log = logging.getLogger(__name__)
 
 _SENDERS = 4  # topics with incomplete messages at a time
 _OVERHEAD = 4096  # bytes of the largest message besides the model
+_PEER = 1536  # bytes of a peer in a list: its certificate, keys and signature
+
+
+def guard_of(policy: Policy) -> Guard:
+    """Return the guard of a device, which takes part in sums if its owner says so."""
+    if policy.sums is None:
+        return Guard(policy)
+    # Imported late: other devices save the memory.
+    from fedbudget.fleet.device.sum_guard import SumGuard
+
+    return SumGuard(policy)
 
 
 class Device:
@@ -32,8 +45,10 @@ class Device:
 
     def __init__(self, policy: Policy) -> None:
         self.name, self.availability = policy.device, policy.availability
-        self._guard = Guard(policy)
+        self._guard = guard_of(policy)
         largest = 8 * self._guard.num_params + _OVERHEAD
+        if policy.sums is not None:
+            largest += MOST_PEERS * _PEER
         self._joiner = Joiner(max_bytes=largest, max_senders=_SENDERS)
         self.most_bytes = 2 * largest  # of a parcel: an offer and an order
 
@@ -171,7 +186,7 @@ def run_device(policy_path: str) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    start_logging()
     device = Device(policy)
     _trim_memory()
     try:

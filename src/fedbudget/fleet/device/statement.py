@@ -25,6 +25,7 @@ from fedbudget.fleet.device.ledger_file import (
 )
 from fedbudget.fleet.device.periods import FIRST
 from fedbudget.fleet.device.policy import BudgetPolicy
+from fedbudget.fleet.device.sum_terms import terms_of
 from fedbudget.fleet.wire.messages import RunOffer
 from fedbudget.ledger import Ledger
 
@@ -41,6 +42,19 @@ class RunStatement:
     steps: int = 0
     mu: float = 0.0
     cost: float = 0.0
+    sums: "SumStatement | None" = None  # of a run whose server sees only sums
+
+
+@dataclass(kw_only=True)
+class SumStatement:
+    """A run of secure sums: what its mu assumes, and what was revealed."""
+
+    least_answers: int
+    colluders: int
+    unit: str
+    mu_alone: float = 0.0  # if everybody else colludes with the server
+    peers: str = ""  # digest of their list
+    revealed: list[int] = field(default_factory=list)  # rounds, each once
 
 
 @dataclass(kw_only=True)
@@ -212,8 +226,13 @@ def _runs(entries: list[Entry]) -> list[RunStatement]:
         if entry.kind == "run":
             offer = RunOffer.from_bytes(bytes.fromhex(body["offer"]))
             runs[entry.run] = RunStatement(
-                run=entry.run.hex(), name=offer.name, rounds=offer.rounds
+                run=entry.run.hex(),
+                name=offer.name,
+                rounds=offer.rounds,
+                sums=_sums(offer),
             )
+        elif entry.kind in ("peers", "reveal"):
+            _note_sum(runs[entry.run], entry)
         elif entry.kind == "evaluation":
             runs[entry.run] = RunStatement(
                 run=entry.run.hex(), name="evaluation", rounds=1
@@ -224,6 +243,29 @@ def _runs(entries: list[Entry]) -> list[RunStatement]:
             run.steps += body["steps"]
             run.mu = float(np.hypot(run.mu, np.sqrt(body["mu_squared"])))
             run.cost += body["cost"]
+            if run.sums is not None:
+                terms = run.sums
+                shares = float(np.sqrt(terms.least_answers - terms.colluders))
+                terms.mu_alone = run.mu * shares
         elif entry.kind == "answer":
             runs[entry.run].answered += 1
     return list(runs.values())
+
+
+def _sums(offer: RunOffer) -> SumStatement | None:
+    if offer.sum_terms is None:
+        return None
+    terms = terms_of(offer)
+    return SumStatement(
+        least_answers=terms.least_answers, colluders=terms.colluders, unit=terms.unit
+    )
+
+
+def _note_sum(run: RunStatement, entry: Entry) -> None:
+    """Note the list of peers, or that shares were revealed."""
+    if run.sums is None:
+        raise LedgerError(f"entry {entry.number} is of a sum, but its run is not")
+    if entry.kind == "peers":
+        run.sums.peers = entry.body["digest"]
+    else:
+        run.sums.revealed.append(entry.round)

@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 _KEEP_ALIVE = 3
 _SETTLING = 0.3  # seconds in which a broker delivers the messages it has stored
 _FLUSH = 5.0  # seconds to send what is pending before a new connection
+_NUMBERS = 1 << 16  # of the messages of one connection
 _QOS = 1  # at least once: receivers recognise duplicates by their round
 
 
@@ -73,8 +74,10 @@ class Connection:
         self._topics, self._on_connect = tuple(topics), on_connect
         self._newest_only, self._settled_at = newest_only, 0.0
         self._waiting: dict[str, Message] = {}  # by topic
-        self._state = threading.Condition()  # guards the next four attributes
+        self._state = threading.Condition()  # guards the next six attributes
         self._connected, self._failures = False, 0
+        self._connections = 0  # since the start: messages belong to one
+        self._unsent: list[tuple[str, bytes, bool]] = []  # until there is a connection
         self._published, self._subscribed = 0, 0  # not acknowledged yet
         self._nodes = deque(broker.nodes)  # the first one is in use
         self.retained: dict[str, bytes] = {}  # retained, to be published again
@@ -148,6 +151,11 @@ class Connection:
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Send at least once, now or when there is a connection again."""
         self._count(published=1)
+        with self._state:
+            if not self._connected:
+                # The client would send it while it connects, which is a protocol error.
+                self._unsent.append((topic, payload, retain))
+                return
         self._client.publish(topic, payload, qos=_QOS, retain=retain)
 
     def keep(self, topic: str, payload: bytes) -> None:
@@ -169,7 +177,8 @@ class Connection:
             return
         self.flush(_FLUSH)  # retained messages are published again, others are not
         self.stop()
-        self._clears, self._stopping, self._published = topic, False, 0
+        self._clears, self._stopping, self._connected = topic, False, False
+        self._published = len(self._unsent)
         self._client = self._new_client((topic, b""), keeps_session=self._keeps_session)
         self.start()
 
@@ -211,8 +220,10 @@ class Connection:
 
     def acknowledge(self, message: Message) -> None:
         """Confirm a message to the broker: it is not delivered again."""
-        if message.handle:
-            self._client.ack(message.handle, _QOS)
+        connection, number = divmod(message.handle, _NUMBERS)
+        # The broker delivers again what an earlier connection did not acknowledge.
+        if number and self._connected and connection == self._connections:
+            self._client.ack(number, _QOS)
 
     def _new_client(
         self, will: tuple[str, bytes] | None, *, keeps_session: bool
@@ -261,6 +272,7 @@ class Connection:
         self._settled_at = time.monotonic() + _SETTLING
         _log.info("%s is connected to %s", self.name, self._node)
         with self._state:
+            self._connections += 1
             self._subscribed = 0  # without a connection, none was sent
         if self._topics:
             self.subscribe(*self._topics)
@@ -268,9 +280,14 @@ class Connection:
             self.publish(topic, payload, retain=True)
         if self._on_connect is not None:
             self._on_connect()
-        with self._state:
-            self._connected = True
-            self._state.notify_all()
+        while not self._connected:
+            with self._state:
+                unsent, self._unsent = self._unsent, []
+                if not unsent:
+                    self._connected = True
+                    self._state.notify_all()
+            for topic, payload, retain in unsent:
+                client.publish(topic, payload, qos=_QOS, retain=retain)
 
     def _connect_fail(self, client: "Client", userdata: object) -> None:
         # The client calls this while it handles the error.
@@ -306,7 +323,7 @@ class Connection:
     def _message(
         self, client: "Client", userdata: object, message: "MQTTMessage"
     ) -> None:
-        handle = message.mid if message.qos else 0
+        handle = self._connections * _NUMBERS + message.mid if message.qos else 0
         self.inbox.put(
             Message(
                 topic=message.topic,

@@ -219,6 +219,9 @@ class Declaration(Message):
     # for files of ready rows.
     schema: str | None = None
     ledger: str | None = None  # random: the ledger's permanent identity
+    # Of a device that answers evaluations; see `device.evaluation`.
+    evaluation_epsilon: float | None = None  # of all of a period
+    evaluation_samples: int | None = None  # rows that no run trains on
 
     kind: ClassVar[str] = "declaration"
     checks: ClassVar[Mapping[str, Check]] = {
@@ -236,6 +239,8 @@ class Declaration(Message):
         "software": optional(TEXT),
         "schema": optional(hex_field(64)),  # SHA-256
         "ledger": optional(hex_field(LEDGER_DIGITS)),
+        "evaluation_epsilon": optional(_DECLARED),
+        "evaluation_samples": optional(whole_field()),
     }
 
 
@@ -266,6 +271,9 @@ class RunOffer(Message):
     drift_momentum: float | None = None
     # The noise of a round over that of the round before; None: constant noise.
     noise_decay: float | None = None
+    # Terms of a run whose server sees only sums (`secure_messages.SumTerms`). Then
+    # `noise_std` is that of this device's share, per coordinate of its upload.
+    sum_terms: bytes | None = None
     index: int | None = None  # of the device in the plan; orders select by it
 
     kind: ClassVar[str] = "offer"
@@ -283,6 +291,7 @@ class RunOffer(Message):
         "precision": one_of_field(*PRECISIONS),
         "drift_momentum": optional(number_field(least=0, most=1)),
         "noise_decay": optional(_field(number, float, above=0, below=1)),
+        "sum_terms": optional(bytes_field(least=1, most=1024)),
         "index": optional(whole_field(least=0, most=MOST_DEVICES)),
         **_SHAPE,
     }

@@ -7,6 +7,7 @@
     fedbudget/1/offer/ID/order  coordinator   device ID      no    an order repeated
     fedbudget/1/offer/ID/notice  coordinator  device ID      no
     fedbudget/1/order/RUN     coordinator     all devices    yes
+    fedbudget/1/order/RUN-peers  coordinator  all devices    yes   of secure sums
     fedbudget/1/reply/ID      device ID       coordinator    no
     fedbudget/1/measure/KIND  measure         measure        order only
 
@@ -42,6 +43,11 @@ def offer(device: str) -> str:
 def order(run: bytes) -> str:
     """Return the topic of a run's orders."""
     return f"{PREFIX}/order/{run.hex()}"
+
+
+def peers(run: bytes) -> str:
+    """Return the topic of the list of peers, in a run of secure sums."""
+    return f"{order(run)}-peers"
 
 
 def order_again(device: str) -> str:

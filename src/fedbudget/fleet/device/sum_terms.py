@@ -1,0 +1,109 @@
+"""The terms of a run whose server sees only sums: what a device checks and charges.
+
+`privacy.uploads` has the guarantee. Noise is counted as the honest shares in a sum of
+`least_answers` devices of which `colluders` are on the server's side.
+"""
+
+from fedbudget.checks import floats
+from fedbudget.errors import InvalidInputError
+from fedbudget.fleet.device.data_file import loss_of
+from fedbudget.fleet.device.exact_uploads import UploadGrid
+from fedbudget.fleet.device.policy import Policy, PricePolicy
+from fedbudget.fleet.wire.messages import RunOffer
+from fedbudget.fleet.wire.secure_messages import SumTerms
+from fedbudget.ledger import Charge
+from fedbudget.privacy import LocalSteps, NoisyUploads
+
+
+def terms_of(offer: RunOffer) -> SumTerms:
+    """Return the terms of a sum in an offer that has some.
+
+    Raises:
+        InvalidInputError: It has none.
+        MessageError: They are damaged.
+    """
+    if offer.sum_terms is None:
+        raise InvalidInputError("this run is not one of sums: its uploads are seen")
+    return SumTerms.from_bytes(offer.sum_terms)
+
+
+def grid_of(terms: SumTerms) -> UploadGrid:
+    """Return the grid of the uploads."""
+    return UploadGrid(
+        step=terms.step,
+        scale_bits=terms.scale_bits,
+        ring_bits=terms.ring_bits,
+        largest_norm=terms.largest_norm,
+    )
+
+
+def upload_of(offer: RunOffer) -> NoisyUploads:
+    """Return what one round releases of this device, in sums."""
+    terms = terms_of(offer)
+    loss = loss_of(offer.loss, offer.num_classes, offer.l2)
+    return NoisyUploads(
+        steps=LocalSteps(
+            lipschitz=loss.lipschitz,
+            curvature=loss.curvature,
+            l2=loss.l2,
+            learning_rate=offer.learning_rate,
+            tau=offer.tau,
+            batch_size=offer.batch_size,
+            unit="device" if terms.unit == "device" else "sample",
+            clip=terms.clip,
+        ),
+        weights=terms.weight,
+        rounds=1,
+        noise_std=offer.noise_std,
+        least_answers=terms.least_answers,
+        colluders=terms.colluders,
+    )
+
+
+def sum_charge(offer: RunOffer, prices: PricePolicy) -> Charge:
+    """Return the charge of a round: one Gaussian release, and its cost."""
+    return Charge(
+        steps=1,
+        noise_multiplier=floats(upload_of(offer).noise_multiplier).item(),
+        cost=prices.communication + prices.computation * offer.tau,
+    )
+
+
+def check_sum(offer: RunOffer, policy: Policy) -> None:
+    """Raise unless a run of sums is within the owner's policy.
+
+    Raises:
+        InvalidInputError: With the reason, which reveals only public facts.
+        MessageError: The terms are damaged.
+    """
+    terms, limits = terms_of(offer), policy.sums
+    if limits is None:
+        raise InvalidInputError("the owner takes no part in sums: no [sums] in policy")
+    if terms.least_answers < limits.least_answers:
+        raise InvalidInputError(
+            f"least_answers {terms.least_answers} is below the limit "
+            f"{limits.least_answers}"
+        )
+    if terms.colluders < limits.colluders:
+        raise InvalidInputError(
+            f"colluders {terms.colluders} is below the {limits.colluders} that the "
+            "owner wants to survive"
+        )
+    if limits.unit == "device" and terms.unit != "device":
+        raise InvalidInputError("the owner takes part only with unit 'device'")
+    if offer.sampling != "full":
+        raise InvalidInputError("sums need full batches")
+    if offer.drift_momentum is not None or offer.noise_decay is not None:
+        raise InvalidInputError("sums have no drift correction and constant noise")
+    uploads = upload_of(offer)  # refuses steps that expand, and c >= t
+    multiplier = floats(uploads.noise_multiplier).item()
+    least = policy.orders.least_noise_multiplier
+    if not multiplier >= least:
+        raise InvalidInputError(
+            f"noise multiplier {multiplier:g} of a sum is below the limit {least:g}"
+        )
+    loss = loss_of(offer.loss, offer.num_classes, offer.l2)
+    if not grid_of(terms).covers(uploads, loss, dim=offer.dim).all():
+        raise InvalidInputError(
+            f"the grid of step {terms.step:g} does not keep this device's epsilon"
+        )

@@ -1,0 +1,143 @@
+"""Introductions of peers: keys of a run, signed with the key of a certificate.
+
+A device takes part in a sum only with peers whose certificates the authority in its
+owner's policy has issued. Whoever holds that authority's key can invent peers.
+"""
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedbudget.errors import InvalidInputError
+from fedbudget.fleet.secure.peers import Member, Peers, RunKeys
+from fedbudget.fleet.wire.codec import encode
+from fedbudget.fleet.wire.secure_messages import Introduction
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+_PURPOSE = b"fedbudget introduction 1"
+
+
+def _statement(run: bytes, member: Member) -> bytes:
+    plain = [run, member.name, member.verify_key, member.share_key]
+    return _PURPOSE + encode(plain)
+
+
+def introduce(
+    run: bytes, name: str, keys: RunKeys, *, certificate: Path, key: Path
+) -> Introduction:
+    """Return the introduction of a device, signed with its certificate's key.
+
+    Raises:
+        InvalidInputError: The files cannot be used.
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        load_pem_private_key,
+    )
+
+    member = keys.member(name)
+    secret = load_pem_private_key(_read(key), password=None)
+    if not isinstance(secret, ec.EllipticCurvePrivateKey):
+        raise InvalidInputError(
+            f"{str(key)!r} is not an elliptic-curve key, which introductions are "
+            "signed with: create it with fedbudget certs"
+        )
+    return Introduction(
+        run=run,
+        device=name,
+        verify_key=member.verify_key,
+        share_key=member.share_key,
+        certificate=_load(_read(certificate)).public_bytes(Encoding.DER),
+        signature=secret.sign(_statement(run, member), ec.ECDSA(SHA256())),
+    )
+
+
+def checked_peers(
+    run: bytes,
+    introductions: Sequence[Introduction],
+    *,
+    authority: Path,
+    colluders: int,
+) -> Peers:
+    """Return the peers of a run, after all checks on their introductions.
+
+    Raises:
+        InvalidInputError: A certificate is not of the authority, or of another name or
+            expired; a signature is invalid; there are too few peers.
+    """
+    for introduction in introductions:
+        check_introduction(introduction, authority)
+    members = tuple(_member(introduction) for introduction in introductions)
+    return Peers(run=run, members=members, colluders=colluders)
+
+
+def _member(introduction: Introduction) -> Member:
+    return Member(
+        name=introduction.device,
+        verify_key=introduction.verify_key,
+        share_key=introduction.share_key,
+    )
+
+
+def check_introduction(introduction: Introduction, authority: Path) -> None:
+    """Raise unless a device of this authority signed these keys.
+
+    Raises:
+        InvalidInputError: The certificate or the signature is invalid.
+    """
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.x509.oid import NameOID
+
+    name, issuer = introduction.device, _load(_read(authority))
+    try:
+        certificate = x509.load_der_x509_certificate(introduction.certificate)
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, ValueError, TypeError):
+        raise InvalidInputError(
+            f"the certificate of peer {name!r} is not of the authority that the policy "
+            "names: this device takes part with its own peers only"
+        ) from None
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    now = datetime.datetime.now(datetime.UTC)
+    if [item.value for item in names] != [name]:
+        raise InvalidInputError(f"the certificate of peer {name!r} has another name")
+    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        raise InvalidInputError(f"the certificate of peer {name!r} has expired")
+    key = certificate.public_key()
+    statement = _statement(introduction.run, _member(introduction))
+    try:
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise InvalidSignature
+        key.verify(introduction.signature, statement, ec.ECDSA(SHA256()))
+    except InvalidSignature:
+        raise InvalidInputError(
+            f"the keys of peer {name!r} are not signed with its certificate: somebody "
+            "replaced them"
+        ) from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInputError(
+            f"{str(path)!r} cannot be read ({error.strerror}): create it with "
+            "fedbudget certs"
+        ) from None
+
+
+def _load(pem: bytes) -> "Certificate":
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise InvalidInputError(f"a certificate cannot be read: {error}") from None

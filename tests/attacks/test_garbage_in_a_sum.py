@@ -1,0 +1,55 @@
+"""Attack: a device sends garbage instead of its vector.
+
+Nobody can see which one: its upload is masked. That *a* device did is noticed, because
+the norm of an honest sum has a bound. The round ends without a step, and after three
+such sums in a row the run stops and names the devices that were in all of them.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedbudget.errors import TrainingError
+from fedbudget.fleet.wire.secure_messages import AttemptUpload
+from tests.fleet.sums import Hostile
+
+
+def spoil(hostile: Hostile, culprit: str, rounds: set[int]) -> None:
+    loop = hostile.fleet.loop
+
+    def changed(name: str, kind: str, payload: bytes) -> bool:
+        if (name, kind) != (culprit, "attempt-upload"):
+            return True
+        message = AttemptUpload.from_bytes(payload)
+        if message.round not in rounds:
+            return True
+        words = np.frombuffer(message.vector, dtype="<u4") + np.uint32(1 << 30)
+        lie = replace(message, vector=words.tobytes())
+        loop.inbox.append(loop.message(name, lie.to_bytes()))
+        return False
+
+    loop.from_device = changed
+
+
+def test_a_wrecked_sum_moves_nothing_and_the_next_one_counts(hostile: Hostile) -> None:
+    spoil(hostile, "device-2", {1})
+    moves: list[float] = []
+    run = hostile.fleet.train()
+    assert [r.answered for r in run.rounds] == [0, 6]
+    moves.append(float(np.linalg.norm(run.theta)))
+    assert moves[0] < 10
+    assert len(hostile.fleet.entries("device-2", "charge")) == 2
+
+
+def test_three_wrecked_sums_stop_the_run_and_name_those_in_all(
+    hostile: Hostile,
+) -> None:
+    spoil(hostile, "device-2", {2, 3, 4})
+    with pytest.raises(TrainingError, match="3 sums in a row were wrecked"):
+        hostile.fleet.train(rounds=5)
+
+
+def test_an_honest_sum_is_within_the_bound(hostile: Hostile) -> None:
+    run = hostile.fleet.train(rounds=5)
+    assert all(r.answered == 6 for r in run.rounds)

@@ -1,0 +1,59 @@
+"""Attack: list a device as dropped out although its upload arrived, or arrives late.
+
+The others then reveal its mask key, which removes all masks that it shares with them.
+Its self-mask remains, and nobody reveals that: the upload stays uniform.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from fedbudget.fleet.secure import masks, protocol, shamir
+from fedbudget.fleet.secure.peers import Roster
+from fedbudget.fleet.wire.secure_messages import RevealedShares, unpack_records
+from tests.fleet.sums import Hostile
+
+
+def test_the_self_mask_of_a_dropped_device_stays_secret(hostile: Hostile) -> None:
+    names, victim = hostile.fleet.names, 5
+    keys, uploads = hostile.up_to_uploads()
+    answered = [0, 1, 2, 3, 4]
+    ledger: Any = hostile.fleet.loop.devices["device-5"]._guard._ledger
+    honest = np.frombuffer(ledger.state(hostile.run_id).vector, dtype="<i8")
+    signatures = hostile.confirmed(answered)
+    assert len(signatures) == 6  # the victim signs, too: it helps the others
+    shares = {}
+    for m, name in enumerate(names):
+        reply = hostile.order(name, hostile.reveal(name, keys, signatures))
+        assert isinstance(reply, RevealedShares)
+        shares[m] = unpack_records(reply.shares, 32)
+    held = {m + 1: shamir.from_bytes(shares[m][victim]) for m in answered}
+    key = keys["device-5"].key
+    threshold = hostile.peers.neighbourhood.threshold
+    secret = shamir.combine(dict(list(held.items())[:threshold]))
+    assert masks.public_key(shamir.to_bytes(secret)) == key.mask_key
+    assert protocol.commitment_to(secret) != key.commitment
+    # Without its pair masks, the upload still has its self-mask in every coordinate.
+    order = hostile.roster(keys)
+    roster = Roster(peers=hostile.peers, attempt=order.of, keys=order.read())
+    vector = np.frombuffer(uploads["device-5"].vector, dtype="<u4")
+    for other in roster.neighbours(victim):
+        mask = protocol.pair_mask(roster, victim, other, secret, len(vector), 32)
+        vector = vector - mask if victim < other else vector + mask
+    assert len(honest) == len(vector)
+    assert not (vector == masks.ring(honest, ring_bits=32)).any()
+    assert sorted(hostile.fleet.entries("device-0", "reveal")[0].body["mask_keys"]) == [
+        "device-5"
+    ]
+
+
+def test_a_late_upload_is_no_answer(hostile: Hostile) -> None:
+    """After its list is signed, an attempt takes no other list with the late one."""
+    names = hostile.fleet.names
+    keys = hostile.keys(names)
+    roster = hostile.roster(keys)
+    for name in names[:5]:
+        hostile.order(name, roster)
+    assert len(hostile.confirmed([0, 1, 2, 3, 4])) == 5
+    hostile.order(names[5], roster)  # late
+    assert len(hostile.confirmed([0, 1, 2, 3, 4, 5])) <= 1  # the late one alone

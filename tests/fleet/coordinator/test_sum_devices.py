@@ -1,0 +1,293 @@
+"""Secure rounds: exact sums, dropouts and restarts in every phase, lost rounds."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbudget.errors import InvalidInputError, TrainingError
+from fedbudget.fleet.coordinator.devices import FleetDevices
+from fedbudget.fleet.coordinator.sum_rounds import SENT, Phase
+from fedbudget.fleet.device import sum_guard
+from fedbudget.fleet.device.exact_uploads import exact_upload
+from fedbudget.fleet.device.statement import read_statement
+from tests.cli.running import run as run_command
+from tests.fleet.sums import SumFleet
+
+KINDS = [SENT[phase] for phase in Phase]
+IN_ROUNDS = KINDS[1:]
+ORDERS = ("attempt", "attempt-roster", "attempt-answers", "reveal")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates for six devices, made once."""
+    fleet = SumFleet(tmp_path_factory.mktemp("keys"), 6, 4)
+    fleet.close()
+    return fleet.certs
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, keys: Path) -> Iterator[SumFleet]:
+    (tmp_path / "certs").symlink_to(keys)
+    fleet = SumFleet(tmp_path, 6, 4)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def vectors(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The noisy vectors that devices computed, in order."""
+    computed: list[Any] = []
+
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        computed.append(exact_upload(*arguments, **settings))
+        return computed[-1]
+
+    monkeypatch.setattr(sum_guard, "exact_upload", noted)
+    return computed
+
+
+def moved(fleet: SumFleet, vectors: list[Any]) -> Any:
+    """Return the move of the model by the sum of these vectors, bit by bit."""
+    total = np.sum(vectors, axis=0) * fleet.coordinator._grid.step
+    return (total / float(sum(fleet.plan().weights))).tolist()
+
+
+def check_ledgers(fleet: SumFleet) -> None:
+    """No round is charged, stored or revealed twice, and none before the other."""
+    for name in fleet.names:
+        rounds = {
+            kind: [entry.round for entry in fleet.entries(name, kind)]
+            for kind in ("charge", "answer", "reveal")
+        }
+        for numbers in rounds.values():
+            assert len(set(numbers)) == len(numbers)
+        assert set(rounds["reveal"]) <= set(rounds["answer"]) <= set(rounds["charge"])
+
+
+def test_the_model_moves_by_exactly_the_sum_of_the_vectors(
+    fleet: SumFleet, vectors: list[Any]
+) -> None:
+    run = fleet.train(rounds=1)
+    assert len(vectors) == 6
+    assert run.theta.tolist() == moved(fleet, vectors)
+    assert run.rounds[0].answered == 6
+    check_ledgers(fleet)
+
+
+def test_a_run_is_charged_as_planned(fleet: SumFleet) -> None:
+    plan = fleet.plan()
+    run = fleet.train()
+    statement = read_statement(fleet.folder / "device-2" / "ledger.sqlite")
+    # The device's delta is the plan's; its ledger counts every round.
+    assert statement.epsilon == pytest.approx(float(plan.epsilon[2]), rel=1e-9)
+    assert statement.epsilon <= fleet.epsilon
+    assert run.rounds[-1].epsilon[2] == pytest.approx(statement.epsilon, rel=1e-9)
+    assert statement.cost == 2 * (100 + 3)
+    (entry, *_) = fleet.entries("device-2", "reveal")
+    assert entry.body["answers"] == 6
+    assert entry.body["self_masks"] == [n for n in fleet.names if n != "device-2"]
+    assert entry.body["mask_keys"] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_may_drop_out_in_every_phase(fleet: SumFleet, kind: str) -> None:
+    fleet.loop.from_device = lambda name, sent, _: (name, sent) != ("device-1", kind)
+    run = fleet.train()
+    in_sum = kind in ("attempt-confirmation", "revealed-shares")
+    assert [r.answered for r in run.rounds] == [5 + in_sum] * 2
+    charged = kind in IN_ROUNDS[1:]  # from the upload on
+    assert len(fleet.entries("device-1", "charge")) == 2 * charged
+    check_ledgers(fleet)
+
+
+@pytest.mark.parametrize("kinds", list(itertools.combinations(IN_ROUNDS, 2)))
+def test_two_devices_may_drop_out_in_different_phases(
+    fleet: SumFleet, kinds: tuple[str, str]
+) -> None:
+    lost = set(zip(("device-0", "device-4"), kinds, strict=True))
+    fleet.loop.from_device = lambda name, sent, _: (name, sent) not in lost
+    run = fleet.train(rounds=1)
+    assert run.rounds[0].answered >= 4
+    check_ledgers(fleet)
+
+
+def test_too_few_uploads_are_tried_again_with_the_same_vectors(
+    fleet: SumFleet, vectors: list[Any]
+) -> None:
+    lost = {"device-0", "device-1", "device-2"}
+
+    def arrives(name: str, kind: str, _: bytes) -> bool:
+        if kind == "attempt-upload" and name in lost:
+            lost.remove(name)
+            # Only the first of each is lost, and its repetitions in this attempt.
+            blocked.add((name, fleet.coordinator._attempt))
+        return kind != "attempt-upload" or (
+            (name, fleet.coordinator._attempt) not in blocked
+        )
+
+    blocked: set[tuple[str, int]] = set()
+    fleet.loop.from_device = arrives
+    run = fleet.train(rounds=1)
+    assert fleet.coordinator._attempt == 2
+    assert len(vectors) == 6  # nothing was computed, or charged, again
+    assert run.theta.tolist() == moved(fleet, vectors)
+    assert {e.body["attempt"] for e in fleet.entries("device-0", "reveal")} == {2}
+    check_ledgers(fleet)
+
+
+def test_a_sum_that_is_lost_after_the_request_ends_without_a_step(
+    fleet: SumFleet,
+) -> None:
+    """Devices refuse another attempt: the round is charged, and nothing is learned."""
+    first = {"device-0", "device-1", "device-2"}
+    fleet.loop.from_device = lambda name, kind, _: (
+        not (
+            kind == "revealed-shares"
+            and name in first
+            and fleet.coordinator.tally is not None
+            and fleet.coordinator.tally.round == 1
+        )
+    )
+    run = fleet.train()
+    assert [r.answered for r in run.rounds] == [0, 6]
+    assert len(fleet.entries("device-4", "charge")) == 2
+    assert np.linalg.norm(run.theta) > 0
+    check_ledgers(fleet)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", [1, 4])
+def test_a_coordinator_killed_in_any_phase_resumes(
+    fleet: SumFleet, kind: str, place: int, vectors: list[Any]
+) -> None:
+    seen = 0
+
+    def killed(name: str, sent: str, _: bytes) -> bool:
+        nonlocal seen
+        seen += sent == kind
+        if sent == kind and seen == place:
+            raise KeyboardInterrupt
+        return True
+
+    fleet.loop.from_device = killed
+    with pytest.raises(KeyboardInterrupt):
+        fleet.train()
+    fleet.coordinate()
+    run = fleet.train()
+    assert [r.answered for r in run.rounds] == [6, 6]
+    assert len(vectors) == 12
+    check_ledgers(fleet)
+
+
+@pytest.mark.parametrize("kind", ["offer", "peers", *ORDERS])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_device_killed_in_any_phase_never_pays_or_reveals_twice(
+    fleet: SumFleet, kind: str, after: bool
+) -> None:
+    killed: set[str] = set()
+    fleet.coordinator.deadline = 10.0  # lost orders are repeated after a second
+
+    def kill(name: str, sent: str, payload: bytes) -> bool:
+        if name == "device-3" and sent == kind and not killed:
+            killed.add(name)
+            if after:  # its answer is lost with it
+                fleet.loop.devices[name].handle("fedbudget/1/order/x", payload)
+            fleet.restart(name)
+            return False
+        return True
+
+    fleet.loop.to_device = kill
+    run = fleet.train()
+    assert killed == {"device-3"}
+    assert run.rounds[-1].answered == 6
+    assert run.rounds[0].answered >= 5
+    check_ledgers(fleet)
+
+
+def test_the_device_as_the_unit(tmp_path: Path, keys: Path) -> None:
+    (tmp_path / "certs").symlink_to(keys)
+    fleet = SumFleet(tmp_path, 6, 4, unit="device", epsilon=50.0)
+    run = fleet.train()
+    plan = fleet.plan()
+    assert "one device" in str(plan.privacy)
+    statement = read_statement(tmp_path / "device-0" / "ledger.sqlite")
+    assert statement.epsilon == pytest.approx(float(plan.epsilon[0]), rel=1e-9)
+    assert run.rounds[-1].answered == 6
+    fleet.close()
+
+
+def test_devices_that_want_larger_sums_refuse_and_are_not_charged(
+    tmp_path: Path, keys: Path
+) -> None:
+    (tmp_path / "certs").symlink_to(keys)
+    fleet = SumFleet(tmp_path, 6, 4, policy_least=5)
+    with pytest.raises(TrainingError, match="least_answers 4 is below the limit 5"):
+        fleet.train()
+    assert all(fleet.entries(name, "charge") == [] for name in fleet.names)
+    fleet.close()
+
+
+def test_too_few_devices_stop_the_run_before_any_charge(fleet: SumFleet) -> None:
+    fleet.loop.from_device = lambda name, kind, _: (
+        not (kind == "attempt-keys" and name in ("device-0", "device-1", "device-2"))
+    )
+    with pytest.raises(TrainingError, match="3 devices sent keys, of at least 4"):
+        fleet.train()
+    assert all(fleet.entries(name, "charge") == [] for name in fleet.names)
+    fleet.loop.from_device = lambda *_: True
+    fleet.coordinate()
+    assert fleet.train().rounds[-1].answered == 6
+
+
+def test_the_ledger_shows_sums(
+    fleet: SumFleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet.train()
+    path = str(fleet.folder / "device-1" / "ledger.sqlite")
+    words = run_command(capsys, "ledger", "show", path).words
+    assert "Secure sums" in words and "2 rounds" in words
+    (run,) = read_statement(path).runs
+    assert run.sums is not None
+    assert (run.sums.least_answers, run.sums.colluders) == (4, 0)
+    assert run.sums.revealed == [1, 2]
+    # Alone, only one share of the four is noise.
+    assert run.sums.mu_alone == pytest.approx(2 * run.mu)
+    peers = fleet.entries("device-1", "peers")
+    assert [entry.body["digest"] for entry in peers] == [run.sums.peers]
+    assert "intact" in run_command(capsys, "ledger", "verify", path).words
+
+
+def test_the_status_has_the_phase(fleet: SumFleet) -> None:
+    phases = []
+
+    def noted(*_: Any) -> bool:
+        phases.append(fleet.coordinator.status()["phase"])
+        return True
+
+    fleet.loop.from_device = noted
+    fleet.train(rounds=1)
+    assert [str(phase) for phase in Phase][1:] == [
+        phase for phase in dict.fromkeys(phases) if phase not in (None, "introductions")
+    ]
+    assert fleet.coordinator.status()["phase"] is None
+
+
+def test_plans_of_another_trust_and_too_many_devices_are_refused(
+    fleet: SumFleet,
+) -> None:
+    declarations = fleet.declarations()
+    assert fleet.checkpoints is not None
+    open_fleet = FleetDevices(
+        fleet.loop,
+        declarations,
+        signer=fleet.coordinator._signer,
+        checkpoints=fleet.checkpoints,
+    )
+    plan = fleet.plan()
+    with pytest.raises(InvalidInputError, match="use SumDevices"):
+        open_fleet.begin(plan)
