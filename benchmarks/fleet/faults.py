@@ -10,6 +10,8 @@ one if that is not installed or `--broker amqtt` is given), each a process, trai
 Adult's rows and is killed at random moments. How, and what must hold after it, is in
 tests/fleet/faults.py.
 
+With `--trust sum`, six devices take part in secure sums of at least four.
+
 Exits with 1 if a goal is missed or anything does not hold. `make test` runs short forms
 of both.
 """
@@ -19,6 +21,7 @@ import logging
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,7 @@ def lines(report: Report) -> list[tuple[str, Any]]:
         ("answers received", report.answers),
         ("charges in the ledgers", report.charges),
         ("charged, not received", report.unanswered),
+        ("shares revealed", f"in {report.reveals} rounds of devices, each once"),
         ("received, not charged", 0 if not report.broken else "see below"),
         ("test accuracy", accuracies),
         ("undisturbed, simulated", f"{mean:.4f} +- {spread:.4f}"),
@@ -56,15 +60,18 @@ def lines(report: Report) -> list[tuple[str, Any]]:
     ]
 
 
-def kills(injections: int, broker: str) -> int:
+def kills(injections: int, broker: str, trust: str) -> int:
     """Run a campaign and print its report."""
+    terms, devices = TERMS, NUM_DEVICES
+    if trust == "sum":
+        terms, devices = replace(TERMS, trust="sum", least_answers=4), 6
     with tempfile.TemporaryDirectory(prefix="fedbudget-faults-") as folder:
         report = campaign(
             Path(folder),
             broker=broker,
             injections=injections,
-            terms=TERMS,
-            data=fb.load("adult", split="iid", num_devices=NUM_DEVICES, seed=0),
+            terms=terms,
+            data=fb.load("adult", split="iid", num_devices=devices, seed=0),
             seed=int(time.time()),
             most_seconds=MOST_SECONDS,
         )
@@ -128,10 +135,11 @@ def main() -> int:
     of_kills = commands.add_parser("kills")
     of_kills.add_argument("injections", type=int, nargs="?", default=200)
     of_kills.add_argument("--broker", choices=sorted(FLEETS), default=USUAL)
+    of_kills.add_argument("--trust", choices=("uploads", "sum"), default="uploads")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if options.command == "kills":
-        return kills(options.injections, options.broker)
+        return kills(options.injections, options.broker, options.trust)
     return table(options.rounds, [options.broker] if options.broker else sorted(FLEETS))
 
 

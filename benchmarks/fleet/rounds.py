@@ -9,15 +9,17 @@ resident set while it holds its rows.
 
 Devices write their ledgers to disk before and after every step, and here sixteen of
 them share one disk, which no real fleet does: so the same is measured once more with
-all files in memory.
+all files in memory. `--trust sum` measures rounds of secure sums.
 """
 
+import argparse
 import os
 import re
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,13 +55,16 @@ def fsync_seconds(folder: Path) -> float:
     return float(np.median(seconds))
 
 
-def measure(base: str | None) -> dict[str, str]:
+def measure(base: str | None, trust: str) -> dict[str, str]:
     """Run a fleet whose files are below `base`, and return what was measured."""
+    terms = TERMS
+    if trust == "sum":
+        terms = replace(TERMS, trust="sum", least_answers=12)
     data = fb.load("adult", split="by-education", seed=0)
     marks: list[tuple[int, int, int]] = []  # round, and bytes so far
     sizes: list[int] = []
     with tempfile.TemporaryDirectory(prefix="fedbudget-rounds-", dir=base) as folder:
-        fleet = FLEETS[USUAL](Path(folder), data, TERMS)
+        fleet = FLEETS[USUAL](Path(folder), data, terms)
         relay = Relay(fleet.port)
         watched = int(np.argmax(data.num_samples))
         policy = Path(fleet.devices[watched].arguments[-1])
@@ -100,9 +105,12 @@ def measure(base: str | None) -> dict[str, str]:
 
 def main() -> int:
     """Measure with all ledgers on one disk, and with each on storage that is free."""
-    columns = {"one disk for all": measure(None)}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trust", choices=("uploads", "sum"), default="uploads")
+    trust = parser.parse_args().trust
+    columns = {"one disk for all": measure(None, trust)}
     if Path("/dev/shm").is_dir():
-        columns["in memory"] = measure("/dev/shm")
+        columns["in memory"] = measure("/dev/shm", trust)
     print(f"{'ledgers':30}" + "".join(f" {name:>18}" for name in columns))
     for name in columns["one disk for all"]:
         cells = (f" {column[name]:>18}" for column in columns.values())

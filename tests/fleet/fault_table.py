@@ -94,7 +94,7 @@ def lose_replies(count: int) -> Callable[[FaultyFleet, int], None]:
 
         def lose(replies: list[Outgoing]) -> list[Outgoing]:
             nonlocal left
-            if replies and left:
+            if left and any(b"answered" in reply.payload for reply in replies):
                 left -= 1
                 return []
             return replies

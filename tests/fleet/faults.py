@@ -6,6 +6,7 @@ required number of kills is reached and the last run has ended. Then the audit c
 
 - a device's ledger has a charge for every answer that the coordinator received;
 - no round was charged twice, and the ledgers' hash chains are valid;
+- in secure sums, no device has revealed shares of a round twice;
 - every round was averaged once, and no device gave two answers to one round;
 - accuracy is within the noise of undisturbed simulations of the same plan.
 """
@@ -39,6 +40,7 @@ class Report:
     charges: int = 0  # in the devices' ledgers
     unanswered: int = 0  # charges whose answer never arrived
     full_rounds: int = 0  # that all devices answered
+    reveals: int = 0  # rounds in which a device revealed shares, in secure sums
     accuracies: list[float] = field(default_factory=list)
     simulated: tuple[float, float] = (0.0, 0.0)  # mean and spread
     seconds: float = 0.0
@@ -174,6 +176,10 @@ def audit(fleet: TrialFleet, report: Report) -> None:
         report.unanswered += len(set(charged) - received[name])
         if len(charged) != len(set(charged)):
             report.broken.append(f"{name} was charged twice for a round")
+        revealed = [e.round for e in of_run if e.kind == "reveal"]
+        report.reveals += len(revealed)
+        if len(revealed) != len(set(revealed)) or not set(revealed) <= answered:
+            report.broken.append(f"{name} has revealed shares of a round twice")
         if not received[name] <= set(charged):
             report.broken.append(f"{name} has answered rounds that it never charged")
         if not received[name] <= answered:

@@ -29,6 +29,29 @@ def test_ten_kills_leave_ledgers_and_model_whole(tmp_path: Path, broker: str) ->
     assert report.charges >= report.answers > 0
 
 
+def test_kills_during_secure_sums_reveal_nothing_twice(tmp_path: Path) -> None:
+    need_broker("amqtt")
+    report = campaign(
+        tmp_path,
+        broker="amqtt",
+        injections=8,
+        terms=Terms(
+            epsilon=8,
+            cost=60,
+            communication=4,
+            computation=1,
+            trust="sum",
+            least_answers=4,
+        ),
+        data=rows_of([300] * 5),
+        seed=11,
+        most_seconds=240,
+    )
+    assert report.broken == []
+    assert report.injections >= 8
+    assert report.charges >= report.reveals > 0
+
+
 def test_the_audit_finds_violations() -> None:
     # The audit of valid files means something only if invalid ones do not pass.
     report = Report(accuracies=[0.5], simulated=(0.8, 0.01))

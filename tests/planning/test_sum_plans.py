@@ -157,6 +157,64 @@ def test_the_device_as_the_unit_without_sums_is_planned_with_advice() -> None:
     assert "federating may not pay" in plan.advice
 
 
+def test_a_clip_is_planned_where_a_device_is_the_unit() -> None:
+    problem = fb.Problem(num_samples=[13] * 2000, dim=102, dissimilarity="iid")
+    plan = planned(problem, unit="device")
+    longest = plan.learning_rate * plan.tau
+    assert plan.clip is not None
+    assert 0.02 * longest < plan.clip < 0.5 * longest
+    assert plan.uploads.steps.sensitivity == pytest.approx(2 * plan.clip)
+    assert any(reason.startswith("clip ") for reason in plan.reasons)
+    plan.check_promise()
+    # Without one, the noise would cover the longest move that the loss allows.
+    whole = planned(problem, unit="device", clip=1e9)
+    assert whole.clip == 1e9
+    assert plan.predicted_loss < 0.8 * whole.predicted_loss
+    # A row's own share of a move is far below any useful clip.
+    assert planned(problem).clip is None
+
+
+def test_the_planned_clip_is_about_the_length_of_real_moves() -> None:
+    data = fb.load("adult", split="iid", num_devices=500, seed=0)
+    plan = planned(data.problem(), unit="device", epsilon=8.0)
+    assert plan.clip is not None
+    model, lengths = plan.model, []
+    for device in range(0, 500, 25):
+        x, y = data.train.device(device)
+        theta = np.zeros(model.num_params(data.dim))
+        for _ in range(plan.tau):
+            theta -= plan.learning_rate * model.gradient(theta, x, y)
+        lengths.append(float(np.linalg.norm(theta)))
+    assert 0.2 < np.median(lengths) / plan.clip < 5
+
+
+def test_few_rows_shorten_the_local_training_of_sums() -> None:
+    """Devices of a few rows drift apart, even if their rows are dealt at random."""
+    few, many = (
+        fb.Problem(num_samples=[rows] * 20, dim=102, dissimilarity="iid")
+        for rows in (3, 3000)
+    )
+    assert planned(few, epsilon=1e6).tau < planned(many, epsilon=1e6).tau
+
+
+@pytest.mark.parametrize("time", [0.1, 1.0, 10.0, 1000.0])
+@pytest.mark.parametrize("strength", [1e-3, 0.1, 1.0])
+def test_stopping_early_beats_an_l2_term_of_equal_sensitivity(
+    time: float, strength: float
+) -> None:
+    """Why no L2 term is planned: one round, small steps, any curvature h.
+
+    Without an L2 term, the learning time T moves a mode by 1 - exp(-hT) of the way and
+    has the sensitivity 2 G T / X. With one, it is 2 G (1 - exp(-lT)) / (l X), and the
+    mode moves by h / (h + l) (1 - exp(-(h + l) T)).
+    """
+    h = np.geomspace(1e-6, 1e3, 400)
+    equal = -np.expm1(-strength * time) / strength
+    without = -np.expm1(-h * equal)
+    with_l2 = h / (h + strength) * -np.expm1(-(h + strength) * time)
+    assert (without >= with_l2 * (1 - 1e-12)).all()
+
+
 @given(
     st.lists(
         st.tuples(st.floats(0.01, 1), st.floats(0.01, 100)), min_size=1, max_size=8

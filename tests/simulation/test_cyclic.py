@@ -14,6 +14,7 @@ from scipy.sparse import csr_array
 import fedbudget as fb
 from fedbudget.algorithm import Batch
 from fedbudget.losses import Logistic, Loss, Softmax
+from fedbudget.simulation.kernels import layouts
 from fedbudget.simulation.kernels.layouts import pack_rows
 from fedbudget.simulation.kernels.random import SHUFFLE, draw_subset, stream
 from fedbudget.simulation.kernels.runs import (
@@ -213,3 +214,29 @@ def test_replanned_runs_stay_within_the_budget() -> None:
     after = fb.train(rest, devices, after=run)
     assert max(after.rounds[-1].epsilon) <= 4
     assert not after.rounds[-1].refused
+
+
+@pytest.mark.parametrize("kind", ["dense", "one-hot"])
+def test_rows_in_the_order_of_their_batches_change_no_bit(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = rows(kind), np.random.default_rng(3).integers(0, 2, 200)
+    plan = RoundPlan(
+        tau=TAU,
+        learning_rate=0.5,
+        batch_size=BATCHES,
+        noise_std=0.01,
+        weights=WEIGHTS,
+        sampling="cyclic",
+    )
+    models = []
+    for limit in (layouts.MAX_DEALT, 0):  # stored once more, or shuffled in each round
+        monkeypatch.setattr(layouts, "MAX_DEALT", limit)
+        packed = pack_rows(x, y, OFFSETS, loss=Logistic())
+        assert (packed.dealt(packed.rows, SEED) is None) == (limit == 0)
+        start = np.zeros(packed.num_params)
+        models += [run_rounds(packed, start, plan, rounds=3, seed=SEED)]
+        models += [run_rounds(packed, start, plan, rounds=3, seed=SEED)]
+        other = run_rounds(packed, start, plan, rounds=3, seed=SEED + 1)
+        assert (other != models[0]).any()
+    assert all((model == models[0]).all() for model in models)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import fedbudget as fb
 from fedbudget.algorithm import Batch, local_steps, model_of_sum, noisy_upload
@@ -196,3 +197,46 @@ def test_an_order_of_a_round_keeps_the_model_if_too_few_answer() -> None:
     assert not replies.answered.any()
     assert (replies.theta == theta).all()
     assert (replies.epsilon > 0).all()
+
+
+def test_lost_answers_leave_the_noise_of_a_sum_of_the_others() -> None:
+    """Simulated rounds against brute force: uploads of those who answered, one by one.
+
+    All seeds are fixed: the test cannot fail by chance.
+    """
+    plan = planned(weights=[1, 2, 3, 4, 5, 6], least_answers=3)
+    theta = np.linspace(-0.2, 0.3, DATA.dim)
+    rng = np.random.default_rng(7)
+    settings: dict[str, Any] = {"rng": rng, "loss": plan.model, "tau": plan.tau}
+    settings |= {"learning_rate": plan.learning_rate, "batch": Batch()}
+    replies = [
+        local_steps(theta, *DATA.train.device(m), noise_std=0.0, **settings)
+        for m in range(6)
+    ]
+    simulated, brute = [], []
+    for seed in range(400):
+        devices = fb.SimulatedDevices(DATA, participation=0.7, seed=seed)
+        devices.begin(plan)
+        done = devices.run_round(Order(number=1, theta=theta, plan=plan))
+        answered = np.flatnonzero(done.answered)
+        if not len(answered):
+            continue
+        weights = plan.weights[answered]
+        clean = weights @ np.array(replies)[answered] / weights.sum()
+        uploads = [
+            noisy_upload(
+                theta,
+                replies[m],
+                weight=float(plan.weights[m]),
+                noise_std=float(plan.noise_std[m]),
+                rng=rng,
+            )
+            for m in answered
+        ]
+        expected = np.sqrt(len(answered)) * plan.noise_std[0] / weights.sum()
+        simulated.append((done.theta - clean) / expected)
+        brute.append((model_of_sum(theta, uploads, weights) - clean) / expected)
+    counts = {len(drawn) for drawn in (simulated, brute)}
+    assert min(counts) > 300
+    assert stats.ks_2samp(np.ravel(simulated), np.ravel(brute)).pvalue > 0.01
+    assert stats.kstest(np.ravel(simulated), "norm").pvalue > 0.01

@@ -36,6 +36,7 @@ from fedbudget.planning.spectral import (
     Spectrum,
     batch_option,
     combinations,
+    planned_clip,
     plausible,
     predicted_parts,
     respond,
@@ -78,6 +79,7 @@ class SearchResult:
     loss: float
     parts: dict[str, float]  # the terms of the loss
     weighting: Weighting  # sums of the weights with this kappa
+    clip: float = np.inf  # largest norm of a device's move in a round, for sums
     early_stops: EarlyStops | None = None  # None: all devices stay to the last round
     schedule: NoiseSchedule = CONSTANT
 
@@ -122,7 +124,7 @@ def choose_joint(setting: Setting) -> Choice:
         last_round=last_round,
         advice=advise(setting.problem, best.loss).text,
         noise_decay=best.schedule.decay,
-        clip=setting.clip,
+        clip=best.clip if np.isfinite(best.clip) else None,
     )
 
 
@@ -301,6 +303,9 @@ def _score(
         loss=float(loss[index, column]),
         parts={name: float(part[index, column]) for name, part in parts.items()},
         weighting=option.weighting.only(column),
+        clip=float(planned_clip(setting, response)[index])
+        if setting.is_sum
+        else np.inf,
     )
 
 
@@ -415,6 +420,13 @@ def _reasons(
         yield (
             f"learning rate {best.learning_rate:.3g}: below the largest stable one, "
             f"{limit:.3g}; a larger one would add more noise or drift than progress"
+        )
+    if setting.clip is None and np.isfinite(best.clip):
+        longest = setting.problem["lipschitz"] * best.learning_rate * best.tau
+        yield (
+            f"clip {best.clip:.3g}: the expected length of a device's first move, and "
+            f"{best.clip / longest:.2g} of the longest that the loss allows; the noise "
+            "covers no more than that"
         )
     if best.momentum > 0:
         yield (

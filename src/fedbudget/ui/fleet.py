@@ -83,7 +83,8 @@ def _show_rounds(status: dict[str, Any]) -> None:
     most = epsilon_text(None if None in epsilons else max(epsilons, default=0))
     st.progress(
         min(1.0, done / planned),
-        text=f"run {status['name']!r}: {done} of {planned} rounds completed",
+        text=f"run {status['name']!r}: {done} of {planned} rounds completed"
+        f"{phase_text(status)}",
     )
     with st.container(key="cards-fleet"):
         st.metric("Round", f"{status['round']} of {planned}", border=True)
@@ -95,6 +96,18 @@ def _show_rounds(status: dict[str, Any]) -> None:
     rows = round_rows(status)
     if rows:
         st.altair_chart(seconds_chart(rows), width="stretch", height=200)
+
+
+def phase_text(status: dict[str, Any]) -> str:
+    """Return what a round of secure sums waits for; empty in other rounds.
+
+    >>> phase_text({"phase": "uploads", "attempt": 2})
+    '; secure sum: waiting for uploads, attempt 2'
+    """
+    if not status.get("phase"):
+        return ""
+    again = f", attempt {status['attempt']}" if status.get("attempt", 1) > 1 else ""
+    return f"; secure sum: waiting for {status['phase']}{again}"
 
 
 def read_status(url: str) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ import fedbudget as fb
 from fedbudget.fleet.coordinator import devices as coordinator
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.lifecycle import withdraw
-from fedbudget.fleet.coordinator.rounds import max_distance
+from fedbudget.fleet.coordinator.rounds import max_distances
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import RoundOrder, RunOffer
@@ -128,7 +128,7 @@ def test_honest_noise_is_within_the_limit() -> None:
     rng, plan, theta = np.random.default_rng(0), replace(PLAN, tau=5), np.zeros(4)
     noise = PLAN.noise_std[0] * np.sqrt(5) * rng.normal(size=(10_000, 4))
     step = plan.learning_rate * (5 * plan.lipschitz + np.linalg.norm(noise, axis=1))
-    limit = max_distance(plan, 0, theta)
+    limit = max_distances(plan, theta)[0]
     assert 0.3 * limit < step.max() < limit
 
 
@@ -616,7 +616,7 @@ def test_a_run_goes_on_only_in_its_own_precision(site: Site) -> None:
 def test_a_run_with_drift_correction_states_it_and_allows_for_it(site: Site) -> None:
     plan = replace(PLAN, drift_correction=True, momentum=0.25)
     # The norm over four numbers is twice this.
-    move = 1.5 * max_distance(plan, 1, THETA) / 2
+    move = 1.5 * max_distances(plan, THETA)[1] / 2
     script: Script = lambda o: [reply_to(o, "b", theta=moved(o, move))]  # noqa: E731
     devices, connection = site.start({"b": script}, plan=plan, deadline=0.3)
     for topic, payload in connection.retained.items():

@@ -14,6 +14,7 @@ from fedbudget.fleet.coordinator.sum_rounds import SENT, Phase
 from fedbudget.fleet.device import sum_guard
 from fedbudget.fleet.device.exact_uploads import exact_upload
 from fedbudget.fleet.device.statement import read_statement
+from tests.cli.running import run as run_command
 from tests.fleet.sums import SumFleet
 
 KINDS = [SENT[phase] for phase in Phase]
@@ -241,6 +242,24 @@ def test_too_few_devices_stop_the_run_before_any_charge(fleet: SumFleet) -> None
     fleet.loop.from_device = lambda *_: True
     fleet.coordinate()
     assert fleet.train().rounds[-1].answered == 6
+
+
+def test_the_ledger_shows_sums(
+    fleet: SumFleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet.train()
+    path = str(fleet.folder / "device-1" / "ledger.sqlite")
+    words = run_command(capsys, "ledger", "show", path).words
+    assert "Secure sums" in words and "2 rounds" in words
+    (run,) = read_statement(path).runs
+    assert run.sums is not None
+    assert (run.sums.least_answers, run.sums.colluders) == (4, 0)
+    assert run.sums.revealed == [1, 2]
+    # Alone, only one share of the four is noise.
+    assert run.sums.mu_alone == pytest.approx(2 * run.mu)
+    peers = fleet.entries("device-1", "peers")
+    assert [entry.body["digest"] for entry in peers] == [run.sums.peers]
+    assert "intact" in run_command(capsys, "ledger", "verify", path).words
 
 
 def test_the_status_has_the_phase(fleet: SumFleet) -> None:

@@ -13,7 +13,7 @@ import pytest
 import fedbudget as fb
 from fedbudget.algorithm import Batch, local_steps, next_shift, weighted_mean
 from fedbudget.checks import Array
-from fedbudget.fleet.coordinator.rounds import max_distance, next_shift_limit
+from fedbudget.fleet.coordinator.rounds import max_distances, next_shift_limit
 from fedbudget.fleet.device import exact_steps as steps, guard as guard_module
 from fedbudget.fleet.device.drift import DriftState, LastAnswer, next_state
 from fedbudget.fleet.wire.messages import RunOffer, theta_from_bytes
@@ -269,7 +269,7 @@ def test_honest_devices_stay_within_reach(l2: float) -> None:
             )
             for m in range(4)
         ]
-        own = np.array([max_distance(plan, m, model) for m in range(4)])
+        own = max_distances(plan, model)
         share.append(np.linalg.norm(np.array(models) - model, axis=1) / (own + reach))
         average = np.asarray(weighted_mean(models, plan.weights), np.float64)
         for m in range(4):

@@ -1,6 +1,6 @@
 """Plans and frontiers as text: readable at 80 columns, and without colour."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -116,7 +116,7 @@ def _frontier_page(console: Console, source: Source, frontier: Frontier) -> None
         show_heading(console, heading)
         for table in _grids(frontier, cell, width=console.width):
             show_table(console, table)
-    _show_guarantee(console, frontier)
+    show_promise(console, _plans_of(frontier))
     if np.isnan(frontier.predicted_loss).any():
         show_item(console, _NOT_PAID)
 
@@ -134,14 +134,19 @@ def _losses(
     return cell
 
 
-def _show_guarantee(console: Console, frontier: Frontier) -> None:
-    """Say what all epsilons of a frontier promise."""
-    plans = [plan for row in frontier.plans for plan in row if plan is not None]
-    promise = replace(plans[0].privacy, epsilon_alone=None)
+def _plans_of(frontier: Frontier) -> list[Plan]:
+    return [plan for row in frontier.plans for plan in row if plan is not None]
+
+
+def show_promise(console: Console, plans: Sequence[Plan]) -> None:
+    """Say what the epsilons of several plans promise, at least."""
+    weakest = min(plans, key=lambda plan: plan.least_answers)
+    promise = replace(weakest.privacy, epsilon_alone=None)
+    delta = max(float(plan.delta.max()) for plan in plans)
     show_item(
         console,
         f"every epsilon is for {promise.protected} ({promise.adjacency}) against "
-        f"{promise.adversary}; delta {rounded_up(frontier.delta)}, accountant "
+        f"{promise.adversary}; delta {rounded_up(delta)}, accountant "
         f"{promise.accountant}",
     )
     alone = [plan.privacy.epsilon_alone for plan in plans]
@@ -175,7 +180,7 @@ def _trust_page(console: Console, source: Source, comparison: TrustComparison) -
     for table in _grids(comparison.uploads, same_loss, width=console.width):
         show_table(console, table)
     for grid in grids:
-        _show_guarantee(console, grid)
+        show_promise(console, _plans_of(grid))
     if np.isnan(losses).any():
         show_item(console, _NOT_PAID)
 

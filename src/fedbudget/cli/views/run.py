@@ -20,9 +20,10 @@ from fedbudget.cli.views.layout import (
     show_table,
     show_title,
 )
+from fedbudget.cli.views.plan import show_promise
 from fedbudget.metrics import cautions, class_rows, detail_rows, number_text
 from fedbudget.planning import Plan
-from fedbudget.privacy.runs import rounded_up, weak_guarantees
+from fedbudget.privacy.runs import weak_guarantees
 from fedbudget.simulation.sweeping import Sweep
 from fedbudget.text import counted, span
 from fedbudget.training import Run
@@ -118,8 +119,7 @@ def show_sweep(
         show_title(console, source)
         show_heading(console, f"Sweep: {plans} x {seeds}")
         _show_points(console, points, sweep)
-        delta = max(plan.delta.max() for plan in sweep.plans)
-        show_item(console, f"every plan has delta {rounded_up(delta)}")
+        show_promise(console, sweep.plans)
         if any(point.plan is None for point in points):
             show_item(console, "no plan: this cost budget does not pay for one round")
         _explain(console, sweep.measured, "accuracy and loss: ")

@@ -18,6 +18,7 @@ and a limit follows from the orders and averages of the closed rounds.
 """
 
 import logging
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -70,8 +71,8 @@ class CloneError(MessageError):
     """Two devices answer under one name, or one with an old copy of its ledger."""
 
 
-def max_distance(plan: Plan, index: int, theta: Array) -> float:
-    """Return the maximum distance of a device's honest answer from `theta`.
+def max_distances(plan: Plan, theta: Array) -> Array:
+    """Return the maximum distance of each honest answer from `theta`; shape (M,).
 
     Each of tau steps moves by at most eta (G + l2 |theta|) plus its noise; the L2 term
     only pulls back. The noise of all steps sums to one normal vector; that of the first
@@ -79,8 +80,8 @@ def max_distance(plan: Plan, index: int, theta: Array) -> float:
     """
     eta, tau, dim = plan.learning_rate, plan.tau, len(theta)
     pull = plan.lipschitz + plan.l2 * float(np.linalg.norm(theta))
-    noise = float(plan.noise_std_of(1)[index]) * np.sqrt(tau) * (np.sqrt(dim) + _TAIL)
-    return float(eta * (tau * pull + noise)) * _ROUNDING
+    noise = plan.noise_std_of(1) * np.sqrt(tau) * (np.sqrt(dim) + _TAIL)
+    return np.asarray(eta * (tau * pull + noise) * _ROUNDING)
 
 
 def read_reply(payload: bytes, *, device: str, run: bytes) -> Reply | None:
@@ -100,25 +101,21 @@ def read_reply(payload: bytes, *, device: str, run: bytes) -> Reply | None:
     return reply
 
 
-def read_answer(reply: Reply, context: RoundContext, index: int) -> Array:
-    """Return the model in a reply to the open round.
+def check_answer(reply: Reply, context: RoundContext, limit: float) -> None:
+    """Check the model in a reply to the open round.
 
     Raises:
         MessageError: Honest steps cannot have produced it.
     """
     assert reply.theta is not None  # the message's own check
     theta = theta_from_bytes(reply.theta, context.precision, len(context.theta))
-    distance = float(np.linalg.norm(theta - context.theta))
-    limit = max_distance(context.plan, index, context.theta)
-    limit += float(context.shift_limit[index])
-    # Single precision rounds a large model by more than a small step moves it.
-    slack = 1e-6 * float(np.linalg.norm(context.theta))
-    if not distance <= limit + slack:
+    move = theta - context.theta
+    distance = math.sqrt(move @ move)
+    if not distance <= limit:
         raise MessageError(
             f"its model is at distance {distance:.4g} from the order's; honest steps "
             f"lead at most {limit:.4g} away"
         )
-    return theta
 
 
 def is_final(reply_code: str) -> bool:
@@ -163,7 +160,7 @@ class ShiftLimit:
 
 def next_shift_limit(plan: Plan, theta: Array, average: Array, limit: Array) -> Array:
     """Return the limit of the shifts after a round, from the limit in it."""
-    own = np.array([max_distance(plan, m, theta) for m in range(plan.num_devices)])
+    own = max_distances(plan, theta)
     # The L2 term of later steps takes back a part of each step's move. The part is
     # largest for the first step.
     shrunk = 1 - min(1.0, plan.learning_rate * plan.l2)
@@ -188,6 +185,10 @@ class OpenRound:
         self.context, self._names = context, names
         self._checkpoints, self._tally = checkpoints, tally
         self._index = {name: index for index, name in enumerate(names)}
+        limits = max_distances(context.plan, context.theta) + context.shift_limit
+        # Single precision rounds a large model by more than a small step moves it.
+        slack = 1e-6 * float(np.linalg.norm(context.theta))
+        self._limits: list[float] = (limits + slack).tolist()
         self._rounds = dict(
             zip(names, context.plan.device_rounds.tolist(), strict=True)
         )
@@ -267,7 +268,7 @@ class OpenRound:
             self._refuse(device, reply)
             return
         self._check_previous(device, reply)
-        read_answer(reply, self.context, self._index[device])
+        check_answer(reply, self.context, self._limits[self._index[device]])
         self._transient.discard(device)
         self._note(device, stored(reply))
 

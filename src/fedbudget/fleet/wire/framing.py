@@ -25,6 +25,7 @@ CHUNK_BYTES = 96 * 1024
 _OVERHEAD = 128  # bytes of a chunk besides its data, at most
 _PENDING = 2  # incomplete messages stored per sender: the newest ones
 _TOPIC_BYTES = 256  # more than any topic needs
+_CHUNK = encode("kind") + encode("chunk")  # in the bytes of every chunk
 
 
 class Outgoing(NamedTuple):
@@ -113,9 +114,11 @@ class Joiner:
             payload: A whole message, which is returned unchanged, or a chunk.
 
         Raises:
-            MessageError: It is neither, or above the limit, or the joined chunks do not
-                match their digest.
+            MessageError: It is above the limit, or a damaged chunk, or the joined
+                chunks do not match their digest.
         """
+        if len(payload) <= self._max_bytes and _CHUNK not in payload:
+            return payload  # whole: its reader decodes it, once
         value = decode(payload, limit=self._max_bytes)
         if not isinstance(value, dict) or value.get("kind") != Chunk.kind:
             return payload

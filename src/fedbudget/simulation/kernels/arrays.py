@@ -15,6 +15,7 @@ from fedbudget.simulation.kernels.random import (
 )
 from fedbudget.simulation.kernels.simd import (
     add,
+    compiled,
     compiled_inline,
     load,
     splat,
@@ -23,6 +24,7 @@ from fedbudget.simulation.kernels.simd import (
 
 LOGISTIC, HINGE, HUBER, SOFTMAX, SMOOTH_HINGE = 0, 1, 2, 3, 4
 FULL, FIXED, POISSON, CYCLIC = 0, 1, 2, 3
+DEALT = 4  # cyclic, of rows that lie in the order of their batches: see `deal_rows`
 _UP = 1 + 2.0**-23  # covers the rounding to single precision
 
 
@@ -168,16 +170,38 @@ def gather(source: Any, first: Any, rows: Any, size: Any, out: Any) -> None:
 def shuffle_rows(rows: Any, device: Any, seed: Any, work: Any, scratch: Any) -> None:
     """Shuffle a device's rows for its cyclic batches, equally in all rounds of a run.
 
-    It is repeated in every round: storing the order would need memory for all rows.
+    It is repeated in every round, if there is no memory for all rows in this order.
     """
     if work.sampling == CYCLIC:
         num_samples = rows.offsets[device + 1] - rows.offsets[device]
-        for i in range(num_samples):
-            scratch.shuffled[i] = np.uint32(i)
-        state, gamma = stream(seed, device, 0, SHUFFLE)
-        draw_subset(
-            scratch.shuffled, scratch.picks, num_samples, num_samples, state, gamma
-        )
+        shuffle(scratch.shuffled, scratch.picks, num_samples, device, seed)
+
+
+@compiled_inline
+def shuffle(order: Any, picks: Any, count: Any, device: Any, seed: Any) -> None:
+    """Write a device's rows in the order of its cyclic batches."""
+    for i in range(count):
+        order[i] = np.uint32(i)
+    state, gamma = stream(seed, device, 0, SHUFFLE)
+    draw_subset(order, picks, count, count, state, gamma)
+
+
+@compiled
+def deal_rows(offsets: Any, seed: Any, picks: Any, order: Any) -> None:
+    """Write the order of all devices' rows; each device's begin with 0 .. n - 1."""
+    for device in range(len(offsets) - 1):
+        first, last = offsets[device], offsets[device + 1]
+        shuffle(order[first:last], picks, last - first, device, seed)
+
+
+@compiled_inline
+def first_row(rows: Any, device: Any, step: Any, work: Any) -> Any:
+    """Return the row that `scratch.order` counts from, in a step."""
+    first = rows.offsets[device]
+    if work.sampling == DEALT:
+        size = work.largest[device]
+        first += step % ((rows.offsets[device + 1] - first) // size) * size
+    return first
 
 
 @compiled_inline
@@ -189,6 +213,8 @@ def draw_batch(
     size = work.largest[device]
     if work.sampling == FULL or (work.sampling == FIXED and size >= num_samples):
         return num_samples, num_samples
+    if work.sampling == DEALT:
+        return size, size
     if work.sampling == CYCLIC:
         first = step % (num_samples // size) * size
         for i in range(size):

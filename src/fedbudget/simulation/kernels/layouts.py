@@ -13,7 +13,7 @@ pairs, the kernel fills a table of all pairs' sums before each step, which halve
 number of look-ups.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,6 +30,7 @@ LANE_BLOCK = 64  # rows per block in lanes: their scores stay in the L1 cache
 RUN = 16  # rows and tables are laid out in runs of this many floats
 MAX_CODES = 1 << 16
 MAX_PAIR_TABLE = 1024  # a larger table of pairs costs more than it saves
+MAX_DEALT = 1 << 28  # bytes of rows that are stored once more, in another order
 MERGED_BATCH = 64  # from this batch size on, merged columns are faster
 
 
@@ -93,6 +94,8 @@ class PackedRows:
     dim: int
     rows: Layout
     merged: OneHotRows | None = None  # the same rows with one-hot columns in pairs
+    # Layout and seed -> see `dealt`; the last one is kept, as long as the rows live.
+    _dealt: dict[str, tuple[int, "Layout"]] = field(default_factory=dict, repr=False)
 
     @property
     def num_samples(self) -> Counts:
@@ -109,12 +112,45 @@ class PackedRows:
         """The length of theta."""
         return self.loss.num_params(self.dim)
 
+    def dealt(self, layout: Layout, seed: int) -> Layout | None:
+        """Return rows in the order of a run's cyclic batches; None if too large.
+
+        A batch is then read from beginning to end, and nothing is shuffled in a round.
+        The batches are those that kernels would draw from the unsorted rows.
+        """
+        from fedbudget.simulation.kernels.arrays import deal_rows
+
+        size = sum(array.nbytes for array in layout if isinstance(array, np.ndarray))
+        if size > MAX_DEALT or isinstance(layout, SparseRows):
+            return None
+        name = "merged" if layout is self.merged else "rows"
+        known, rows = self._dealt.get(name, (None, layout))
+        if known != seed:
+            order = np.empty(len(layout.y), dtype=np.uint32)
+            picks = np.empty(int(self.num_samples.max()) + RUN, dtype=np.uint32)
+            deal_rows(layout.offsets, np.uint64(seed), picks, order)
+            starts = np.repeat(layout.offsets[:-1], self.num_samples)
+            rows = _reordered(layout, order + starts)
+            self._dealt[name] = seed, rows
+        return rows
+
     def layout_for(self, batch_size: float) -> Layout:
         """Return the fastest layout for one run with batches of this size."""
         # Merged columns halve the work per row, at a fixed price per step.
         if self.merged is not None and batch_size >= MERGED_BATCH:
             return self.merged
         return self.rows
+
+
+def _reordered(layout: DenseRows | OneHotRows, index: Counts) -> Layout:
+    """Return dense or one-hot rows in another order."""
+    shape, y = (len(index), layout.width), layout.y[index]
+    if isinstance(layout, OneHotRows):
+        words = layout.words.reshape(shape)[index].reshape(-1)
+        return layout._replace(y=y, words=words)
+    rows = aligned_zeros(shape)
+    rows[:] = layout.x.reshape(shape)[index]
+    return layout._replace(y=y, x=rows.reshape(-1))
 
 
 def pack_rows(x: Rows, y: Labels, offsets: Counts, *, loss: Loss) -> PackedRows:

@@ -214,7 +214,8 @@ def simulate(
     workers, seconds = num_threads(), _round_time(packed, plan)
     if seconds < _WORTH_THREADS or rounds * seconds < _WORTH_HELP:
         workers = 1
-    layout, memory = _layout(packed, work), _memory(packed, work, workers)
+    memory = _memory(packed, work, workers)
+    layout, work = _in_batches(packed, work, seed)
     start = _to_lanes(theta, packed, work)
     pushed = np.zeros_like(start)
     if velocity is not None:
@@ -535,6 +536,16 @@ def _layout(packed: PackedRows, work: Any) -> Any:
     if len(work.learning_rate) > 1:
         return packed.rows  # lanes already share each look-up
     return packed.layout_for(float(np.mean(work.batch_size)))
+
+
+def _in_batches(packed: PackedRows, work: Any, seed: int) -> tuple[Any, Any]:
+    """Return the rows of one run, dealt if batches are cyclic, and the work on them."""
+    from fedbudget.simulation.kernels.arrays import CYCLIC, DEALT
+
+    layout = _layout(packed, work)
+    cyclic = work.sampling == CYCLIC and len(work.learning_rate) == 1
+    dealt = packed.dealt(layout, seed) if cyclic else None
+    return (layout, work) if dealt is None else (dealt, work._replace(sampling=DEALT))
 
 
 def layout_key(layout: Any) -> Hashable:

@@ -6,12 +6,15 @@ import numpy as np
 from numba.extending import overload
 
 from fedbudget.simulation.kernels.arrays import (
+    DEALT,
+    FULL,
     HINGE,
     LOGISTIC,
     SMOOTH_HINGE,
     add_shift,
     clear,
     draw_batch,
+    first_row,
     gather,
     noise_of,
     shuffle_rows,
@@ -79,8 +82,8 @@ def slopes(
             store(scores, i, huber_slopes(load(y, i), load(scores, i), limit))
 
 
-def add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
-    """Write the sum of the gradients of the batch scratch.order[:size].
+def add_gradient(rows: Any, first: Any, size: Any, work: Any, scratch: Any) -> None:
+    """Write the sum of the gradients of the batch first + scratch.order[:size].
 
     The result is in scratch.gradient.
     """
@@ -88,40 +91,40 @@ def add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> 
 
 
 @compiled_inline
-def dense_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
+def dense_gradient(rows: Any, first: Any, size: Any, work: Any, scratch: Any) -> None:
     """Sum the gradients of dense rows, four rows at a time.
 
     Four rows share each load of theta, and each load and store of the gradient. Blocks
     of rows fit into the cache: both passes read them from memory once.
     """
     x, labels, scores = rows.x, scratch.labels, scratch.scores
-    width, first_row, order = rows.width, rows.offsets[device], scratch.order
-    gather(rows.y, first_row, order, size, labels)
+    width, order = rows.width, scratch.order
+    gather(rows.y, first, order, size, labels)
     clear(scratch.gradient)
     block = max(4, min(32, 8192 // width // 4 * 4))
     for start in range(0, size, block):
         stop = min(start + block, size)
         for b in range(start, stop, 4):
-            current = four_rows(first_row, order, b, stop, width)
-            ahead = four_rows(first_row, order, b + AHEAD, size, width)
+            current = four_rows(first, order, b, stop, width)
+            ahead = four_rows(first, order, b + AHEAD, size, width)
             dense_scores(x, current, ahead, scratch.theta, width, scores, b)
         slopes(work.loss, work.threshold, scores, labels, start, stop)
         for b in range(start, stop, 4):
-            current = four_rows(first_row, order, b, stop, width)
+            current = four_rows(first, order, b, stop, width)
             for i in range(stop, b + 4):
                 scores[i] = f32(0.0)  # padding of the last four rows has weight 0
             dense_add(x, current, scores, b, scratch.gradient, width)
 
 
 @compiled_inline
-def four_rows(first_row: Any, order: Any, b: Any, stop: Any, width: Any) -> Any:
+def four_rows(first: Any, order: Any, b: Any, stop: Any, width: Any) -> Any:
     """Return where four rows of the batch start; past its end, repeat the last row."""
     last = stop - 1
     return (
-        (first_row + np.int64(order[min(b, last)])) * width,
-        (first_row + np.int64(order[min(b + 1, last)])) * width,
-        (first_row + np.int64(order[min(b + 2, last)])) * width,
-        (first_row + np.int64(order[min(b + 3, last)])) * width,
+        (first + np.int64(order[min(b, last)])) * width,
+        (first + np.int64(order[min(b + 1, last)])) * width,
+        (first + np.int64(order[min(b + 2, last)])) * width,
+        (first + np.int64(order[min(b + 3, last)])) * width,
     )
 
 
@@ -170,14 +173,16 @@ def dense_add(
 
 
 @compiled_inline
-def one_hot_gradient(
-    rows: Any, device: Any, size: Any, work: Any, scratch: Any
-) -> None:
+def one_hot_gradient(rows: Any, first: Any, size: Any, work: Any, scratch: Any) -> None:
     """Sum the gradients of one-hot rows: look up scores, add up slopes by code."""
     order, scores, sums = scratch.order, scratch.scores, scratch.sums
-    words, width = rows.words[rows.offsets[device] * rows.width :], u64(rows.width)
+    words, width = rows.words[first * rows.width :], u64(rows.width)
     fill_table(rows, scratch.theta, scratch.table)
-    gather(rows.y, rows.offsets[device], order, size, scratch.labels)
+    if work.sampling == FULL or work.sampling == DEALT:
+        for i in range(size):  # a copy, not a look-up: it vectorises
+            scratch.labels[i] = rows.y[first + i]
+    else:
+        gather(rows.y, first, order, size, scratch.labels)
     look_up(words, width, order, size, scratch.table, scores)
     for w in range(1, rows.width):
         add_look_up(words[w:], width, order, size, scratch.table, scores)
@@ -189,14 +194,14 @@ def one_hot_gradient(
 
 
 @compiled_inline
-def sparse_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
+def sparse_gradient(rows: Any, first: Any, size: Any, work: Any, scratch: Any) -> None:
     """Sum the gradients of compressed sparse rows."""
     theta, gradient, scores = scratch.theta, scratch.gradient, scratch.scores
     columns, values = rows.columns, rows.values
-    first_row, order = rows.offsets[device], scratch.order
-    gather(rows.y, first_row, order, size, scratch.labels)
+    order = scratch.order
+    gather(rows.y, first, order, size, scratch.labels)
     for b in range(size):
-        row = np.uint64(first_row) + order[b]
+        row = np.uint64(first) + order[b]
         score = f32(0.0)
         for k in range(rows.starts[row], rows.starts[row + np.uint64(1)]):
             score += values[k] * theta[columns[k]]
@@ -204,14 +209,14 @@ def sparse_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) 
     slopes(work.loss, work.threshold, scores, scratch.labels, 0, size)
     clear(gradient)
     for b in range(size):
-        row = np.uint64(first_row) + order[b]
+        row = np.uint64(first) + order[b]
         slope = scores[b]
         for k in range(rows.starts[row], rows.starts[row + np.uint64(1)]):
             gradient[columns[k]] += slope * values[k]
 
 
 @overload(add_gradient, jit_options={"forceinline": True})
-def _add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> Any:
+def _add_gradient(rows: Any, first: Any, size: Any, work: Any, scratch: Any) -> Any:
     """Select by the layout of the rows, at compile time."""
     gradient_kernel = {
         DenseRows: dense_gradient,
@@ -219,8 +224,8 @@ def _add_gradient(rows: Any, device: Any, size: Any, work: Any, scratch: Any) ->
         SparseRows: sparse_gradient,
     }[rows.instance_class]
 
-    def call(rows: Any, device: Any, size: Any, work: Any, scratch: Any) -> None:
-        gradient_kernel(rows, device, size, work, scratch)
+    def call(rows: Any, first: Any, size: Any, work: Any, scratch: Any) -> None:
+        gradient_kernel(rows, first, size, work, scratch)
 
     return call
 
@@ -267,6 +272,7 @@ def single_steps(
     for step in range(key[1], key[1] + work.tau):
         size, divisor = draw_batch(rows, device, step, key[0], work, scratch)
         sigma = draw_noise(device, step, key[1] + noisy, key, work, scratch.noise)
-        add_gradient(rows, device, size, work, scratch)
+        first = first_row(rows, device, step, work)
+        add_gradient(rows, first, size, work, scratch)
         undo_batch(rows, device, size, work, scratch)
         move(sigma, divisor, work, scratch)

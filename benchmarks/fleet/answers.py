@@ -1,0 +1,99 @@
+"""The coordinator's time per answer: `python benchmarks/fleet/answers.py [devices]`.
+
+Three rounds of answers that are in memory already, without a broker: what is measured
+is reading, checking and storing them, in seconds of the processor. Run it with 1000 and
+with 10000 devices to see that it grows with their number, and not faster.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import fedbudget as fb
+from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator.devices import FleetDevices
+from fedbudget.fleet.transport.address import BrokerAddress
+from fedbudget.fleet.transport.channel import Message
+from fedbudget.fleet.transport.mqtt import Connection
+from fedbudget.fleet.wire import topics
+from fedbudget.fleet.wire.codec import decode
+from fedbudget.fleet.wire.messages import Reply, RoundOrder
+from fedbudget.fleet.wire.signing import Signer
+from fedbudget.training import Order
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
+from tests.fleet.examples import declaration
+
+DIM, ROUNDS = 102, 3
+
+
+class Answering(Connection):
+    """A connection to devices that have answered as soon as they are asked."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(BrokerAddress(), name="coordinator", topics=())
+        self._names, self.preparing = names, 0.0
+
+    def clear_at_death(self, topic: str) -> None:
+        """Do nothing: there is no broker."""
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Have an answer of every device ready when an order is sent."""
+        if topics.parse(topic)[0] != "order" or not payload:
+            return
+        began = time.process_time()
+        order = RoundOrder.from_bytes(decode(payload)[0])
+        for name in self._names:
+            reply = Reply(
+                device=name,
+                run=order.run,
+                round=order.round,
+                code="answered",
+                theta=order.theta,
+                previous=order.round - 1,
+            )
+            topic, data = topics.reply(name), reply.to_bytes()
+            self.inbox.put(Message(topic=topic, payload=data, receiver=self.name))
+        self.preparing += time.process_time() - began
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    names = [f"device-{number:06d}" for number in range(count)]
+    plan = fb.plan(
+        fb.Problem(num_samples=[100] * count, dim=DIM),
+        fb.Budget(epsilon=4, delta=1e-4, cost=1000),
+        fb.Prices(communication=100, computation=1),
+        planner="bound",
+        weights="uniform",
+    )
+    connection, seconds, sizes = Answering(names), [], []
+    with tempfile.TemporaryDirectory(prefix="fedbudget-answers-") as folder:
+        checkpoints = Checkpoints(Path(folder) / "coordinator.sqlite")
+        devices = FleetDevices(
+            connection,
+            [declaration(device=name, dim=DIM) for name in names],
+            signer=Signer.generate(),
+            checkpoints=checkpoints,
+        )
+        devices.begin(plan)
+        for number in range(1, ROUNDS + 1):
+            connection.preparing, began = 0.0, time.process_time()
+            order = Order(number=number, theta=np.zeros(DIM), plan=plan)
+            replies = devices.run_round(order)
+            assert replies.answered.all()
+            seconds.append(time.process_time() - began - connection.preparing)
+            sizes.append(checkpoints.path.stat().st_size)
+        checkpoints.close()
+    print(f"{'devices':34} {count}")
+    print(
+        f"{'milliseconds per answer, median':34} {1e3 * np.median(seconds) / count:.3f}"
+    )
+    print(f"{'last growth of its file, MB':34} {(sizes[-1] - sizes[-2]) / 1e6:.3f}")
+
+
+if __name__ == "__main__":
+    main()
