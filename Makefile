@@ -27,7 +27,8 @@ demo: $(VENV)/.lab
 	  "plan adult --split by-education --epsilon 4 --cost 1000" \
 	  "frontier adult --split by-education --costs 200,500,1000" \
 	  "train adult --split iid --epsilon 4 --cost 1000" \
-	  "train adult --split by-education --epsilon 4 --cost 1000"; \
+	  "train adult --split by-education --epsilon 4 --cost 1000" \
+	  "train wisdm --trust sum --epsilon 4 --cost 5000 --new-devices 10"; \
 	do \
 	  printf '\n$$ fedbudget %s\n\n' "$$command"; \
 	  case "$$command" in "train adult --split iid"*) \

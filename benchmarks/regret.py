@@ -3,7 +3,7 @@
 Prints four Markdown tables. No constant of the planner is read from them.
 
     regrets      of the tables in --cases FOLDER, 24 budgets each: without a public
-                 sample, with 50 and with 200 public rows
+                 sample, and with 200 public rows
     paper        of the paper's four cases, against points of a grid that were selected
                  on validation rows: benchmarks/paper_points.json (--search finds them
                  again, in about 10 minutes)
@@ -20,7 +20,9 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import cases as tables_of
 import numpy as np
@@ -30,11 +32,14 @@ from tables import add_option, header, row, show, standard_error
 
 import fedbudget as fb
 from fedbudget.paper.cases import CASES, DELTA, PRICES, Case as PaperCase, Maker, Point
+from fedbudget.planning import planner
+from fedbudget.planning.settings import DualPrices
 from fedbudget.reporting.baselines import Baseline, centralised, constant, local_only
 
 POINTS = Path(__file__).parent / "paper_points.json"
-SAMPLES = (0, 50, 200)  # public rows
-SPLITS, PAPER_SPLITS, ADVICE_SPLITS = 6, 6, 2
+SAMPLES = (0, 200)  # public rows
+SPLITS, PAPER_SPLITS, ADVICE_SPLITS = 12, 6, 1
+SPLITS_PER_SAMPLE = 3
 CLEAR = 1.0  # points by which one answer is better than another
 
 
@@ -45,7 +50,7 @@ class Measured:
     case: Case
     points: np.ndarray  # shape (splits, budgets)
     loss: np.ndarray  # training loss, shape (splits, budgets)
-    plans: list[fb.Plan]  # of the last split
+    plans: list[list[fb.Plan]]  # of every split
 
     @property
     def regret(self) -> np.ndarray:
@@ -53,25 +58,46 @@ class Measured:
         best = np.array([known.points for known in self.case.best])
         return np.asarray(best - self.points.mean(0))
 
+    @property
+    def error(self) -> float:
+        """The standard error of the mean regret, over the splits."""
+        return float(standard_error(self.points.mean(1))) if len(self.points) > 1 else 0
 
-def planned(problem: fb.Problem, case: Case) -> list[fb.Plan]:
-    """Return the default plan of every budget."""
-    return [fb.plan(problem, known.budget, known.prices) for known in case.best]
+
+def planned(
+    problem: fb.Problem, budgets: Sequence[tuple[fb.Budget, fb.Prices]]
+) -> list[fb.Plan]:
+    """Return the default plan of every budget, without the prices of its budgets.
+
+    Two thirds of the time of a plan go into those prices, which change nothing in it.
+    """
+    none = DualPrices(epsilon_price=0.0, cost_price=0.0, binding=(), reason="")
+    with patch.object(planner, "_dual_prices", lambda *_: none):
+        return [fb.plan(problem, budget, prices) for budget, prices in budgets]
 
 
+@cache
 def measure(case: Case, public: int, splits: int) -> Measured:
-    """Plan and run every budget on some splits."""
-    points, losses, plans, sizes = [], [], [], None
+    """Plan and run every budget on some splits.
+
+    Every sample is used for some splits, so that each budget is planned less often.
+    """
+    points, losses, plans = [], [], []
+    memory: dict[tuple[int, bytes], list[fb.Plan]] = {}
     for split in range(splits):
         data = case.load(split)
-        problem = data.problem(loss=case.loss)
-        if public:
-            problem = problem.with_public_sample(*case.sample(public, split))
-        if public or sizes is None or not np.array_equal(sizes, data.num_samples):
-            plans, sizes = planned(problem, case), data.num_samples
-        scores, loss = case.scores(data, plans, [split])
+        sample = split // SPLITS_PER_SAMPLE if public else 0
+        key = sample, data.num_samples.tobytes()
+        if key not in memory:
+            problem = data.problem(loss=case.loss)
+            if public:
+                problem = problem.with_public_sample(*case.sample(public, sample))
+            budgets = [(known.budget, known.prices) for known in case.best]
+            memory[key] = planned(problem, budgets)
+        scores, loss = case.scores(data, memory[key], [split])
         points.append(scores)
         losses.append(loss)
+        plans.append(memory[key])
     return Measured(
         case=case, points=np.array(points), loss=np.array(losses), plans=plans
     )
@@ -85,7 +111,8 @@ def regrets(cases: Sequence[Case], splits: int) -> Iterator[str]:
     for case in cases:
         results = [measure(case, count, splits) for count in SAMPLES]
         cells = [
-            f"{r.regret.mean():.2f} (at most {r.regret.max():.1f})" for r in results
+            f"{r.regret.mean():.2f} +- {r.error:.2f} (at most {r.regret.max():.1f})"
+            for r in results
         ]
         worst = case.best[int(np.argmax(results[0].regret))]
         budget, prices = worst.budget, worst.prices
@@ -98,7 +125,9 @@ def regrets(cases: Sequence[Case], splits: int) -> Iterator[str]:
     for regression, name in ((False, "classification"), (True, "regression")):
         if means[regression]:
             values = np.array(means[regression])
-            error = standard_error(values) if len(values) > 1 else np.zeros(3)
+            error = (
+                standard_error(values) if len(values) > 1 else np.zeros(len(SAMPLES))
+            )
             cells = [
                 f"{mean:.2f} +- {spread:.2f}"
                 for mean, spread in zip(values.mean(0), error, strict=True)
@@ -113,17 +142,20 @@ def paper(splits: int, names: Sequence[str]) -> Iterator[str]:
     everything = []
     for case in (case for case in CASES if case.name in names):
         points = [Point(**point) for point in stored[case.name]]
-        budgets = [(e, c) for e in EPSILONS for c in COSTS]
-        best, own = [], []
+        budgets = [
+            (fb.Budget(epsilon=e, delta=DELTA, cost=c), PRICES)
+            for e in EPSILONS
+            for c in COSTS
+        ]
+        best, own, own_plans, sizes = [], [], [], np.zeros(0, dtype=np.int64)
         for split in range(splits):
             data = case.load(repeat=split)
             problem = data.problem(loss=case.loss)
             maker = Maker(problem, "gdp")
             plans = [maker.plan(point) for point in points]
-            plans += [
-                fb.plan(problem, fb.Budget(epsilon=e, delta=DELTA, cost=c), PRICES)
-                for e, c in budgets
-            ]
+            if not np.array_equal(sizes, problem.num_samples):
+                own_plans, sizes = planned(problem, budgets), problem.num_samples
+            plans += own_plans
             accuracy = fb.sweep(data, plans, seeds=[split, 100 + split]).measured
             scores = 100 * accuracy["test_accuracy"].mean(1)
             best.append(scores[: len(points)])
@@ -176,10 +208,11 @@ def forecasts(cases: Sequence[Case], splits: int) -> Iterator[str]:
     ratios, inside = [], []
     for case in cases:
         result = measure(case, 0, splits)
-        least = [_least_loss(case, split) for split in range(splits)]
+        least = [_least_loss(case, split) for split in range(min(splits, 2))]
         excess = np.maximum(result.loss.mean(0) - np.mean(least), 1e-6)
-        ratio = excess / [plan.predicted_loss for plan in result.plans]
-        low, high = np.array([plan.predicted_range for plan in result.plans]).T
+        plans = result.plans[0]
+        ratio = excess / [plan.predicted_loss for plan in plans]
+        low, high = np.array([plan.predicted_range for plan in plans]).T
         within = (low <= excess) & (excess <= high)
         ratios.append(ratio)
         inside.append(within)
@@ -218,22 +251,28 @@ def advice(cases: Sequence[Case], splits: int) -> Iterator[str]:
     )
     total = np.zeros(7, dtype=int)
     for case in cases:
-        counts = np.sum([_advice(case, split) for split in range(splits)], axis=0)
+        counts = np.sum(
+            [
+                _advice(case, split, splits)
+                for split in range(min(splits, ADVICE_SPLITS))
+            ],
+            axis=0,
+        )
         total += counts
         yield row([case.name, *counts])
     yield row(["all", *total])
     yield ""
     yield (
-        f"Of {splits * sum(len(case.best) for case in cases)} plans. Wrong: the plan "
+        f"Of {min(splits, ADVICE_SPLITS) * sum(len(case.best) for case in cases)} "
+        "plans, on one split. Wrong: the plan "
         f"is better by more than {CLEAR:g} point. Missing: it is worse by more."
     )
 
 
-def _advice(case: Case, split: int) -> np.ndarray:
+def _advice(case: Case, split: int, splits: int) -> np.ndarray:
     """Return the counts of one split."""
-    data = case.load(split)
-    plans = planned(data.problem(loss=case.loss), case)
-    own, _ = case.scores(data, plans, [split, 100 + split])
+    result = measure(case, 0, splits)
+    data, plans, own = case.load(split), result.plans[split], result.points[split]
     guess, alone = (_points(case, data, maker) for maker in (constant, local_only))
     says_constant = np.array(["a constant guess" in plan.advice for plan in plans])
     says_alone = np.array(["local-only" in plan.advice for plan in plans])
@@ -276,12 +315,12 @@ def main() -> None:
     cases = [c for c in cases if c.name in (options.table or [c.name])]
     makers: dict[str, Callable[[], Iterator[str]]] = {
         "regrets": lambda: regrets(cases, options.splits or SPLITS),
+        "forecasts": lambda: forecasts(cases, options.splits or SPLITS),
         "paper": lambda: paper(
             options.splits or PAPER_SPLITS,
             options.table or [case.name for case in CASES],
         ),
-        "forecasts": lambda: forecasts(cases, options.splits or ADVICE_SPLITS),
-        "advice": lambda: advice(cases, options.splits or ADVICE_SPLITS),
+        "advice": lambda: advice(cases, options.splits or SPLITS),
     }
     for name, make in makers.items():
         if options.only in (None, name):

@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "first-fleet.md"
 
 
 def test_the_recipe_works_as_written(tmp_path: Path) -> None:
-    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    blocks = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
     held = HeldPort()
     recipe = "".join(blocks).replace("\nwait\n", "\nwait || true\n")
     script = recipe.replace("PORT=8883", f"PORT={held.number}")

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 import fedbudget as fb
-from fedbudget.planning.spectral import Schedule, Spectrum, plausible, respond
+from fedbudget.planning.spectral import (
+    PRIOR_PART,
+    Schedule,
+    Spectrum,
+    plausible,
+    respond,
+)
 
 
 def one_mode(curvature: float, gap: float = 1.0) -> Spectrum:
@@ -224,5 +230,6 @@ def test_few_modes_of_a_sample_stay_apart() -> None:
     problem = fb.Problem(num_samples=[100], dim=4).with_public_sample(x, y)
     spectrum = Spectrum.of(problem)
     assert spectrum.count.tolist() == [1, 1, 1, 1]
-    assert spectrum.gap[3] > 0.7 * spectrum.learnable
+    assert spectrum.gap[3] > (1 - PRIOR_PART) * spectrum.learnable
+    assert spectrum.gap.argmax() == 3
     assert (np.diff(spectrum.curvature) < 0).all()

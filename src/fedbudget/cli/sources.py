@@ -5,7 +5,7 @@ import re
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.planning.feature_steps import predicted_losses
 from fedbudget.problem import USUAL_DISSIMILARITY, Counts, Problem
 from fedbudget.text import counted
+
+if TYPE_CHECKING:
+    from fedbudget.simulation.scaling import PrivateScale
 
 NAMES = tuple(BUILT_IN)
 _NAMES = ", ".join(NAMES)
@@ -107,6 +110,17 @@ def source_of(dataset: Dataset, options: DataOptions) -> Source:
     stated = "" if dissimilarity is None else f" (planned as {dissimilarity})"
     line = f"{dataset}{stated}{options.note}"
     return Source(line=line, problem=problem, device_names=dataset.device_names)
+
+
+def scaled_source(
+    source: Source, scaled: "PrivateScale", options: DataOptions
+) -> Source:
+    """Return the problem under bounds that devices measured privately."""
+    problem = scaled.problem(
+        loss=options.loss, l2=options.l2, dissimilarity=_dissimilarity(options)
+    )
+    line = f"{source.line}, bounds measured privately"
+    return replace(source, problem=problem, line=line)
 
 
 def with_features(

@@ -9,6 +9,7 @@ import numpy as np
 from fedbudget.budget import Budget, Prices, personal_values
 from fedbudget.checks import Array, per_device
 from fedbudget.data import Dataset
+from fedbudget.errors import InvalidInputError
 from fedbudget.ledger import Bools, Charge, Ledger, Turns
 from fedbudget.losses import Logistic, Loss
 from fedbudget.planning import Plan
@@ -90,13 +91,31 @@ class ChargedDevices(ABC):
 
     def noisy_class_shares(self, noise_std: Array, *, cost: Array) -> GradientRelease:
         """Charge a query to every device, and answer it: see `thresholds`."""
-        loss = Logistic()
+        rows = without_features(self.data)
+        return self.noisy_gradients_on(rows, Logistic(), noise_std, cost=cost)
+
+    def noisy_gradients_on(
+        self, rows: Dataset, loss: Loss, noise_std: Array, *, cost: Array
+    ) -> GradientRelease:
+        """Answer a query on other rows of the same samples: see `scaling`.
+
+        Args:
+            rows: One row for each sample, computed from that sample alone.
+            loss: The loss whose gradient at theta = 0 is asked for.
+            noise_std: Per coordinate of a mean gradient; shape (M,).
+            cost: Of the query, for devices without prices; shape (M,).
+        """
+        if not np.array_equal(rows.num_samples, self.data.num_samples):
+            raise InvalidInputError(
+                "rows of the query are not one for each sample: the noise depends on "
+                "their number"
+            )
         name = self._charged_query(loss, noise_std, cost)
-        rows, self.data = self.data, without_features(self.data)
+        own, self.data = self.data, rows
         try:
             gradients = self._noisy_gradients(loss, noise_std)
         finally:
-            self.data = rows
+            self.data = own
         return GradientRelease(name=name, gradients=gradients)
 
     def _charged_query(self, loss: Loss, noise_std: Array, cost: Array) -> str:

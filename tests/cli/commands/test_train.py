@@ -384,3 +384,23 @@ def test_thresholds_and_class_weights(
     assert_one_line(result, code=2, says=("threshold", "2"))
     both = ("--threshold", "measure", "--dissimilarity", "measure")
     assert_one_line(run(capsys, "train", *table, *both), code=2, says=("measure one",))
+
+
+def test_private_bounds_are_charged_and_recorded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments, out = sensors(tmp_path), tmp_path / "run"
+    scale = ("--scale", "private")
+    result = run(capsys, "train", *arguments, *BUDGET, *scale, "--out", str(out))
+    assert (result.code, result.err) == (0, "")
+    assert "bounds measured privately" in result.words
+    about = json.loads((out / "about.json").read_text())
+    stated = json.loads((tmp_path / "schema.json").read_text())
+    assert about["schema"] != stated
+    plan = json.loads((out / "plan.json").read_text())
+    assert min(plan["prior_mu"]) > 0 and max(plan["epsilon"]) <= 4
+    assert "Alternatives" in fb.report(out).read_text()  # the same rows, loaded again
+    built_in = run(capsys, "train", "adult", *BUDGET, *scale)
+    assert built_in.code == 2 and "does not go with adult" in built_in.err
+    unknown = run(capsys, "train", *arguments, *BUDGET, "--scale", "robust")
+    assert unknown.code == 2 and "choose one of private" in unknown.err

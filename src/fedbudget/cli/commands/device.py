@@ -240,7 +240,9 @@ def _show(path: str, *, as_json: bool) -> None:
             [
                 (name.replace("_", " "), str(getattr(declaration, name)))
                 for name in declaration.checks
-                if name != "device"
+                # The ledger's identity is a random number, of no use to people.
+                if name not in ("device", "ledger")
+                and getattr(declaration, name) is not None
             ],
         )
         show_heading(console, "Private ledger")

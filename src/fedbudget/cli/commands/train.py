@@ -20,6 +20,7 @@ from fedbudget.budget import (
     Budget,
     Prices,
 )
+from fedbudget.checks import one_of
 from fedbudget.cli.config import names_the_key
 from fedbudget.cli.options import (
     L2,
@@ -71,12 +72,14 @@ from fedbudget.cli.output import (
     telling_of_compilation,
 )
 from fedbudget.cli.sources import (
+    NAMES,
     DataOptions,
     Source,
     about,
     limits,
     read_data,
     rows_record,
+    scaled_source,
     source_of,
     with_features,
 )
@@ -89,6 +92,7 @@ from fedbudget.planning.settings import ACCOUNTANT, PLANNER, SAMPLING, TARGET, W
 from fedbudget.privacy import Kind, rounded_up
 from fedbudget.record import Round, largest, to_row
 from fedbudget.simulation.dissimilarity import plan_with_query
+from fedbudget.simulation.scaling import scale_privately
 from fedbudget.simulation.thresholds import plan_with_threshold
 from fedbudget.trackers import Tracker, tracker
 from fedbudget.training import Run
@@ -137,6 +141,18 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = False,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="private",
+            help="private: before the run, devices say by one noisy query where their "
+            "numbers lie, charged to privacy (a fifth of mu squared) and cost; "
+            "narrower bounds replace those of the schema. For tables. Default: public "
+            "bounds.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     new_devices: Annotated[
         int,
         typer.Option(
@@ -261,9 +277,12 @@ def train(
             "--dissimilarity measure and --threshold measure: measure one, and state "
             "the other"
         )
+    measures = measure or threshold == "measure"
+    if scale is not None:
+        _check_scale(scale, data, others=measures or bool(new_devices) or no_privacy)
     shares = None if class_shares is None else read_shares(class_shares)
     if release:
-        _check_folder(out, measure=measure or threshold == "measure")
+        _check_folder(out, measure=measures or scale is not None)
         _check_release(
             personal=personal,
             no_privacy=no_privacy,
@@ -324,6 +343,18 @@ def train(
             )
         source = source_of(dataset, options)
         budget, prices = limits(options, source, budget, prices)
+        scaled = None
+        if scale is not None:
+            asked: ReleaseDevices | SimulatedDevices
+            if release:
+                asked = fedbudget.ReleaseDevices(dataset, budget=budget, prices=prices)
+            else:
+                asked = fedbudget.SimulatedDevices(
+                    dataset, seed=seed, budget=budget, prices=prices
+                )
+            scaled = scale_privately(asked, budget, prices)
+            dataset = scaled.data
+            source = scaled_source(source, scaled, options)
         devices: ReleaseDevices | SimulatedDevices
         if release:
             devices = fedbudget.ReleaseDevices(dataset, budget=budget, prices=prices)
@@ -340,6 +371,8 @@ def train(
             ask = plan_with_query if measure else plan_with_threshold
             problem, plan = ask(devices, source.problem, budget, prices, **method)
             source = replace(source, problem=problem)
+        elif scaled is not None:
+            plan = scaled.plan(source.problem, budget, prices, **method)
         else:
             plan = fedbudget.plan(source.problem, budget, prices, **method)
         if threshold not in (None, "measure"):
@@ -352,6 +385,8 @@ def train(
     if out is not None:
         settings = _settings(options, source, dataset, budget)
         settings |= {"new_devices": new_devices} if new_devices else {}
+        if scaled is not None and dataset.schema is not None:
+            settings["schema"] = dataset.schema.to_dict()
         settings |= {"class_weight": class_weight} if class_weight else {}
         settings |= {"class_shares": shares} if shares else {}
         record = fedbudget.Record(out, about=settings)
@@ -374,6 +409,21 @@ def train(
     from fedbudget.cli.views.run import show_run  # rich's tables, only where shown
 
     show_run(source, budget, run, record=out)
+
+
+def _check_scale(scale: str, data: str | None, *, others: bool) -> None:
+    """Refuse what private bounds do not go with."""
+    one_of("scale", scale, ("private",))
+    if data in NAMES:
+        raise InvalidInputError(
+            f"--scale private does not go with {data}, whose bounds are built in: "
+            "leave it out"
+        )
+    if others:
+        raise InvalidInputError(
+            "--scale private does not go with another measurement, --new-devices or "
+            "--no-privacy: leave one of them out"
+        )
 
 
 def _threshold(

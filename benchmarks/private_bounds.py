@@ -1,0 +1,85 @@
+"""Bounds that are too wide, and bounds from one charged query, at epsilon 4.
+
+Three synthetic tables of small devices (`tests/iot_tables.py`); AUC for alarms, R2 for
+energy and accuracy for watches, on test rows, means over the seeds of query and run.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import r2_score, roc_auc_score
+from tables import header, row
+
+import fedbudget as fb
+from fedbudget.simulation.scaling import scale_privately
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+PRICES = fb.Prices(communication=100, computation=1)
+BUDGET = fb.Budget(epsilon=4, delta=1e-5, cost=3000)
+CASES = (("alarms", "sensor", 1.5), ("energy", "meter", 1.5), ("watches", "person", 2))
+SEEDS = range(3)
+
+
+def widened(schema: fb.Schema, factor: float) -> fb.Schema:
+    """Return bounds that exceed those of the schema on either side."""
+
+    def wide(kind: Any) -> Any:
+        if not isinstance(kind, fb.Numeric):
+            return kind
+        more = factor * (kind.high - kind.low)
+        return replace(kind, low=kind.low - more, high=kind.high + more)
+
+    target = schema.target
+    if isinstance(target, fb.Numeric):
+        target = replace(target, low=0, high=100)
+    features = {name: wide(kind) for name, kind in schema.features.items()}
+    return replace(schema, features=features, target=target)
+
+
+def score(data: fb.Dataset, plan: fb.Plan, seed: int) -> float:
+    """Train, and return AUC, R2 or accuracy on all test rows."""
+    devices = fb.SimulatedDevices(data, seed=seed, budget=BUDGET, prices=PRICES)
+    theta = fb.train(plan, devices).theta
+    scores, y = plan.model.scores(theta, data.test.x), data.test.y
+    if data.classes is None:
+        return float(r2_score(y, scores))
+    if len(data.classes) == 2:
+        return float(roc_auc_score(y, scores))
+    return float(np.mean(plan.model.predictions(scores) == y))
+
+
+def private(data: fb.Dataset, seed: int) -> float:
+    """Narrow the bounds by a query, and train with the rest of the budgets."""
+    devices = fb.SimulatedDevices(data, seed=seed, budget=BUDGET, prices=PRICES)
+    scaled = scale_privately(devices, BUDGET, PRICES)
+    plan = scaled.plan(scaled.problem(), BUDGET, PRICES)
+    return score(scaled.data, plan, seed)
+
+
+def main() -> None:
+    """Print the table."""
+    from tests import iot_tables
+
+    print(
+        *header(["table", "narrow bounds", "wide", "wide, --scale private"]), sep="\n"
+    )
+    for name, device, factor in CASES:
+        schema = getattr(iot_tables, name.upper())
+        table = getattr(iot_tables, name)()
+        cells = []
+        for bounds in (schema, widened(schema, factor)):
+            data = fb.from_table(
+                table, label=schema.label, device=device, schema=bounds
+            )
+            plan = fb.plan(data.problem(), BUDGET, PRICES)
+            cells.append(np.mean([score(data, plan, seed) for seed in SEEDS]))
+        cells.append(np.mean([private(data, seed) for seed in SEEDS]))
+        print(row([name, *(f"{cell:.3f}" for cell in cells)]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
