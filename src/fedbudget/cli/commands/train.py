@@ -279,7 +279,9 @@ def train(
         )
     measures = measure or threshold == "measure"
     if scale is not None:
-        _check_scale(scale, data, others=measures or bool(new_devices) or no_privacy)
+        weighted = class_weight is not None
+        others = measures or bool(new_devices) or no_privacy or weighted
+        _check_scale(scale, data, others=others)
     shares = None if class_shares is None else read_shares(class_shares)
     if release:
         _check_folder(out, measure=measures or scale is not None)
@@ -421,8 +423,8 @@ def _check_scale(scale: str, data: str | None, *, others: bool) -> None:
         )
     if others:
         raise InvalidInputError(
-            "--scale private does not go with another measurement, --new-devices or "
-            "--no-privacy: leave one of them out"
+            "--scale private does not go with another measurement, --new-devices, "
+            "--class-weight or --no-privacy: leave one of them out"
         )
 
 
