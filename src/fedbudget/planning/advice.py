@@ -61,8 +61,9 @@ def advise(problem: Problem, predicted_loss: float) -> Forecast:
     """Predict the loss of federated training, local-only training and a constant."""
     spectrum = Spectrum.of(problem)
     learnable = spectrum.learnable
-    # The excess loss of a common model on a device's own rows.
-    mismatch = problem["dissimilarity"] ** 2 * learnable
+    # The excess loss of a common model on a device's own rows. Devices differ most in
+    # how frequent their classes are, so that it is a share of the whole loss.
+    mismatch = problem["dissimilarity"] ** 2 * problem["initial_gap"]
     return Forecast(
         federated=predicted_loss + mismatch,
         local_only=float(

@@ -63,7 +63,7 @@ _MOMENTA = np.array([0.0, 0.5, 0.8])
 
 # In 8 of 10 cases the measured excess loss is between these multiples of the least and
 # of the largest loss over the family: benchmarks/regret.py.
-RANGE = (0.3, 1.5)
+RANGE = (0.5, 3.0)
 
 
 @dataclass(frozen=True, kw_only=True)
