@@ -594,3 +594,18 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_numbers(tmp_path: Path) -
     assert whole.theta.tolist() == cut.tolist()
     lines = (tmp_path / "cut" / "rounds.jsonl").read_text().splitlines()
     assert lines == [json.dumps(row) for row in plain(whole.rounds)]
+
+
+@pytest.mark.parametrize("kind", [fb.ReleaseDevices, fb.SimulatedDevices])
+def test_a_continued_run_states_what_all_its_rounds_spent(
+    kind: type[fb.ReleaseDevices | fb.SimulatedDevices], tmp_path: Path
+) -> None:
+    devices = kind(DATA)
+    first = fb.train(PLAN, devices)
+    second = fb.train(PLAN, devices, after=first, record=tmp_path / "run")
+    spent = float(second.rounds[-1].epsilon.max())
+    assert spent > 1.2 * PLAN.epsilon.max()
+    assert first.privacy.epsilon == pytest.approx(PLAN.epsilon.max())
+    assert second.privacy.epsilon == pytest.approx(spent)
+    recorded = read_run(tmp_path / "run")
+    assert recorded.privacy.epsilon == pytest.approx(spent)

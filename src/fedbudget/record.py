@@ -451,7 +451,10 @@ class RecordedRun:
     def privacy(self) -> PrivacyStatement:
         """The privacy guarantee of this run, or what a release of it would spend."""
         caveats = tuple(map(str, self.about.get("caveats", ())))
-        return replace(self.plan.privacy, kind=self.kind, caveats=caveats)
+        plan = self.plan
+        if self.rounds and self.about.get("steps_before"):
+            plan = plan.with_spent(self.rounds[-1].epsilon)  # it continues another run
+        return replace(plan.privacy, kind=self.kind, caveats=caveats)
 
     @property
     def finished(self) -> bool:

@@ -158,7 +158,10 @@ class Run:
     @property
     def privacy(self) -> PrivacyStatement:
         """The privacy guarantee of this run, or what a release of it would spend."""
-        return replace(self.plan.privacy, kind=self.kind, caveats=self.caveats)
+        plan = self.plan
+        if self.rounds and self.steps > len(self.rounds) * plan.tau:
+            plan = plan.with_spent(self.rounds[-1].epsilon)  # it continues another run
+        return replace(plan.privacy, kind=self.kind, caveats=self.caveats)
 
     @property
     def measured(self) -> dict[str, float]:

@@ -224,3 +224,14 @@ def test_a_plan_leaves_room_for_it() -> None:
             parts = [float(mu_from_epsilon(e, 1e-4)) for e in (left.epsilon, 0.2)]
             both = float(epsilon_from_mu(float(np.hypot(parts[0], parts[1])), 1e-4))
             assert both <= 4.0 and both == pytest.approx(4.0, rel=1e-6)
+
+
+def test_an_evaluation_has_no_identity_of_a_run(site: Site) -> None:
+    """A run that was joined in another period would pay for it."""
+    run = bytes([7]) * 16
+    assert site.offer(run=run, num_samples=70, batch_size=70).code == "accepted"
+    reply = ask(site, evaluation=run)
+    assert reply.code != "answered" and reply.theta is None
+    other = bytes([8]) * 16
+    assert ask(site, evaluation=other).code == "answered"
+    assert site.offer(run=other, num_samples=70, batch_size=70).code != "accepted"

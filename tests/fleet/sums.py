@@ -7,7 +7,7 @@ process and in order. Tests lose, repeat or change them there, and restart eithe
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from fedbudget.fleet.wire.secure_messages import (
     PeerList,
     RevealedShares,
     RevealOrder,
+    SumTerms,
     pack_records,
     unpack_records,
 )
@@ -227,7 +228,13 @@ REPLIES = {
 class Hostile:
     """A coordinator that sends devices what it likes, signed with a trusted key."""
 
-    def __init__(self, fleet: SumFleet, *, run: bytes = bytes(range(16))) -> None:
+    def __init__(
+        self,
+        fleet: SumFleet,
+        *,
+        run: bytes = bytes(range(16)),
+        changed: Callable[[str, SumTerms], SumTerms] = lambda _, terms: terms,
+    ) -> None:
         self.fleet, self.run_id = fleet, run
         self.signer = Signer.read(fleet.certs / "coordinator.sign")
         self.sent: list[Any] = []  # all that devices have sent
@@ -237,7 +244,12 @@ class Hostile:
         for offer in offers_of(
             plan, declarations, run=run, name="demo", precision="float64"
         ):
-            signed = self.signer.sign(offer)
+            assert offer.sum_terms is not None
+            terms = SumTerms.from_bytes(offer.sum_terms)
+            self.terms = terms.common
+            signed = self.signer.sign(
+                replace(offer, sum_terms=changed(offer.device, terms).to_bytes())
+            )
             for reply in self.deliver(offer.device, topics.offer(offer.device), signed):
                 if isinstance(reply, Introduction):
                     self.introductions[offer.device] = reply
@@ -273,7 +285,12 @@ class Hostile:
             Member(name=i.device, verify_key=i.verify_key, share_key=i.share_key)
             for i in self.introductions.values()
         )
-        return Peers(run=self.run_id, members=members, colluders=self.colluders)
+        return Peers(
+            run=self.run_id,
+            members=members,
+            colluders=self.colluders,
+            terms=self.terms,
+        )
 
     def where(self, round: int, attempt: int) -> dict[str, Any]:
         return {"run": self.run_id, "round": round, "attempt": attempt}

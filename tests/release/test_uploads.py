@@ -83,6 +83,23 @@ def test_moves_are_those_of_the_reference(kind: str, loss: str) -> None:
             assert np.linalg.norm(expected) > 1e4 * bounds[m]
 
 
+def test_hinge_has_slopes_of_its_own() -> None:
+    """It is not smooth, but the device as the unit needs no smoothness."""
+    data = data_of("dense", "hinge")
+    plan = planned(data, "hinge", weights=None, least_answers=2, unit="device")
+    rounds = prepared(plan, data)
+    for length in (0.0, 1.0, 40.0):
+        theta = model_of(plan, length)
+        moves = rounds._moves(theta, np.arange(2), 0, NONE)
+        # Every step is at most eta G long.
+        assert np.linalg.norm(moves, axis=1).max() <= 5 * 2.0 * (1 + 1e-12)
+        for m in range(2):
+            expected = quiet_steps(
+                theta, device_rows(data, m), loss=plan.model, tau=5, learning_rate=2.0
+            )
+            assert moves[m] == pytest.approx(expected, abs=1e-12)
+
+
 def test_cyclic_batches_are_taken_in_turn() -> None:
     plan = planned(batch_size=7)
     assert plan.sampling == "cyclic"

@@ -376,6 +376,15 @@ class Plan:
             accountant=NOT_PRIVATE,
         )
 
+    def with_spent(self, epsilon: Array) -> "Plan":
+        """Return the plan with at least these epsilons, beyond rounding.
+
+        A run that continues another one has spent more than its plan says, unless the
+        plan counts the rounds before (`replan`).
+        """
+        more = epsilon > self.epsilon * (1 + 1e-9)
+        return replace(self, epsilon=np.where(more, epsilon, self.epsilon))
+
     @property
     def privacy(self) -> PrivacyStatement:
         """The privacy guarantee of this plan."""

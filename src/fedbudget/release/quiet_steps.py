@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from fedbudget.simulation.kernels.arrays import LOGISTIC, SMOOTH_HINGE
+from fedbudget.simulation.kernels.arrays import HINGE, LOGISTIC, SMOOTH_HINGE
 from fedbudget.simulation.kernels.layouts import RUN, DenseRows, OneHotRows, SparseRows
 from fedbudget.simulation.kernels.sharing import claim
 from fedbudget.simulation.kernels.simd import (
@@ -63,6 +63,8 @@ def binary_slope(loss: Any, constant: Any, score: Any, y: Any) -> Any:
     """Return d loss / d score of a row: see `losses`."""
     if loss == LOGISTIC:
         return -y / (1.0 + math.exp(y * score))
+    if loss == HINGE:  # for the device as the unit, which needs no smoothness
+        return -y if y * score < 1.0 else 0.0
     if loss == SMOOTH_HINGE:
         return -y * min(max((1.0 - y * score) * constant, 0.0), 1.0)
     return min(max(score - y, -constant), constant)

@@ -84,6 +84,7 @@ class SumDevices(FleetDevices):
         self._authority = authority
         self._phase: Phase | None = None
         self._attempt = 0
+        self._lost = 0  # sums in a row
         self._wrecked: list[set[str]] = []  # who was in the last sums, all wrecked
         self._sound: set[str] = set()  # devices of sums that were not
 
@@ -102,6 +103,7 @@ class SumDevices(FleetDevices):
         super().begin(plan)
         offer = RunOffer.from_bytes(decode(next(iter(self._offers.values())))[0])
         self._grid = grid_of(terms_of(offer))
+        self._terms = terms_of(offer).common
         size = 8 * plan.model.num_params(plan.dim) + 8192
         self._joiner = Joiner(max_bytes=size + _PEER * plan.num_devices)
 
@@ -174,7 +176,10 @@ class SumDevices(FleetDevices):
         )
         try:
             return Peers(
-                run=context.run, members=members, colluders=context.plan.colluders
+                run=context.run,
+                members=members,
+                colluders=context.plan.colluders,
+                terms=self._terms,
             )
         except InvalidInputError as error:
             raise TrainingError(str(error)) from None
@@ -258,10 +263,18 @@ class SumDevices(FleetDevices):
         except _TooFewError:
             pass  # fewer shares may be enough
         try:
-            return attempt.total()
+            total = attempt.total()
         except InvalidInputError as error:
             _log.error("the sum of round %d is lost: %s", attempt.of.round, error)
-            return None
+            self._lost += 1
+            if self._lost < _MOST_WRECKED:
+                return None
+            raise TrainingError(
+                f"{_MOST_WRECKED} sums in a row were lost, for which all devices "
+                f"paid: {error}; leave that device out"
+            ) from None
+        self._lost = 0
+        return total
 
     def _wait(
         self,

@@ -115,6 +115,8 @@ def check_offer(
         return
     if policy.sums is not None and policy.sums.trust == "sum":
         raise _Refusal("policy", "the owner takes part only in runs of sums")
+    if policy.sums is not None and policy.sums.unit == "device":
+        raise _Refusal("policy", "the owner takes part only with unit 'device'")
     for number in (1, offer.rounds):
         _check_noise(offer, number, limits.least_noise_multiplier)
 

@@ -346,12 +346,14 @@ class LedgerFile:
         """Record a run and the fingerprint of its rows."""
         with self._open() as database:
             self._check_range(joined)
+            self._check_unused(run, self._memory.evaluations)
             self._write(database, "run", joined.to_body(), run=run)
 
     def join_evaluation(self, run: bytes, joined: JoinedRun) -> None:
         """Record an evaluation and the fingerprint of its rows."""
         with self._open() as database:
             self._check_range(joined)
+            self._check_unused(run, self._memory.runs)
             self._write(database, "evaluation", joined.to_body(), run=run)
 
     @property
@@ -574,6 +576,11 @@ class LedgerFile:
 
     def _all_joined(self) -> list[JoinedRun]:
         return [*self._memory.runs.values(), *self._memory.evaluations.values()]
+
+    def _check_unused(self, run: bytes, others: Mapping[bytes, JoinedRun]) -> None:
+        """Refuse one identity for a run and an evaluation: whose period would pay?"""
+        if run in others:
+            raise LedgerError(f"{run.hex()} is both a run and an evaluation")
 
     def _check_range(self, joined: JoinedRun) -> None:
         """Refuse rows that are not all of the period that they are charged to."""

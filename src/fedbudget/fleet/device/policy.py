@@ -269,6 +269,9 @@ def read_policy(path: str | Path) -> Policy:
         identity = None if policy.broker is None else policy.broker.identity
         sums = _sums(top.section("sums"), path.parent, identity)
         policy = replace(policy, sums=sums)
+        for name in ("renewal", "evaluation"):
+            if sums.unit == "device" and name in plain:
+                top.refuse(name, "counts single rows: not with sums.unit 'device'")
     top.finish()
     _check_period(top, policy)
     return policy

@@ -20,6 +20,8 @@ def start_period(policy: Policy) -> Period:
     Raises:
         LedgerError: The guard runs, or rows that were used have changed.
     """
+    if policy.sums is not None and policy.sums.unit == "device":
+        raise InvalidInputError("a device as the unit has one budget for all its rows")
     rows = read_rows(policy.data)
     ledger = LedgerFile(policy.ledger, policy.budget, lineage=policy.data.lineage)
     try:

@@ -224,6 +224,7 @@ class SumGuard(Guard):
             order.read(),
             authority=self._sums.identity.ca,
             colluders=terms.colluders,
+            terms=terms.common,
         )
         keys, index = RunKeys(stored[0]), peers.index(name)
         if peers.members[index] != keys.member(name):

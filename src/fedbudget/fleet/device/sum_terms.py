@@ -98,6 +98,8 @@ def check_sum(offer: RunOffer, policy: Policy) -> None:
     uploads = upload_of(offer)  # refuses steps that expand, and c >= t
     multiplier = floats(uploads.noise_multiplier).item()
     least = policy.orders.least_noise_multiplier
+    if not multiplier < float("inf"):
+        raise InvalidInputError("the weight is 0, or too small to be charged")
     if not multiplier >= least:
         raise InvalidInputError(
             f"noise multiplier {multiplier:g} of a sum is below the limit {least:g}"

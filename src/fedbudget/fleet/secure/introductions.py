@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbudget.errors import InvalidInputError
+from fedbudget.fleet.secure.masks import agree
 from fedbudget.fleet.secure.peers import Member, Peers, RunKeys
+from fedbudget.fleet.transport.certificates import check_name
 from fedbudget.fleet.wire.codec import encode
 from fedbudget.fleet.wire.secure_messages import Introduction
 
@@ -63,6 +65,7 @@ def checked_peers(
     *,
     authority: Path,
     colluders: int,
+    terms: bytes,
 ) -> Peers:
     """Return the peers of a run, after all checks on their introductions.
 
@@ -73,7 +76,7 @@ def checked_peers(
     for introduction in introductions:
         check_introduction(introduction, authority)
     members = tuple(_member(introduction) for introduction in introductions)
-    return Peers(run=run, members=members, colluders=colluders)
+    return Peers(run=run, members=members, colluders=colluders, terms=terms)
 
 
 def _member(introduction: Introduction) -> Member:
@@ -96,7 +99,8 @@ def check_introduction(introduction: Introduction, authority: Path) -> None:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.x509.oid import NameOID
 
-    name, issuer = introduction.device, _load(_read(authority))
+    # The server has certificates of the same authority: its own names are no peers.
+    name, issuer = check_name(introduction.device), _load(_read(authority))
     try:
         certificate = x509.load_der_x509_certificate(introduction.certificate)
         certificate.verify_directly_issued_by(issuer)
@@ -105,12 +109,19 @@ def check_introduction(introduction: Introduction, authority: Path) -> None:
             f"the certificate of peer {name!r} is not of the authority that the policy "
             "names: this device takes part with its own peers only"
         ) from None
+    agree(bytes(32), introduction.share_key)  # refuses points of small order
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     now = datetime.datetime.now(datetime.UTC)
     if [item.value for item in names] != [name]:
         raise InvalidInputError(f"the certificate of peer {name!r} has another name")
     if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
         raise InvalidInputError(f"the certificate of peer {name!r} has expired")
+    crl = authority.with_name("crl.pem")
+    if crl.is_file():
+        listed = x509.load_pem_x509_crl(_read(crl))
+        serial = certificate.serial_number
+        if listed.get_revoked_certificate_by_serial_number(serial) is not None:
+            raise InvalidInputError(f"the certificate of peer {name!r} is revoked")
     key = certificate.public_key()
     statement = _statement(introduction.run, _member(introduction))
     try:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.secure import graph
-from fedbudget.fleet.secure.masks import KEY_BYTES, public_key
+from fedbudget.fleet.secure.masks import KEY_BYTES, agree, public_key
 from fedbudget.fleet.wire.codec import encode
 
 SIGNATURE_BYTES = 64
@@ -98,6 +98,7 @@ class Peers:
     members: tuple[Member, ...]
     colluders: int  # c: devices that may be on the server's side
     dropouts: int = 0  # expected at most, for the number of neighbours above 100
+    terms: bytes = b""  # of the sum: they must be the same for all devices
 
     def __post_init__(self) -> None:
         names = [member.name for member in self.members]
@@ -114,7 +115,8 @@ class Peers:
     def digest(self) -> bytes:
         """SHA-256 of the list, of which every device must have the same."""
         members = [[m.name, m.verify_key, m.share_key] for m in self.members]
-        plain = ["fedbudget peers 1", self.run, self.colluders, self.dropouts, members]
+        plain: list[object] = ["fedbudget peers 1", self.run, self.colluders]
+        plain += [self.dropouts, members, *([self.terms] if self.terms else [])]
         return hashlib.sha256(encode(plain)).digest()
 
     @cached_property
@@ -226,3 +228,4 @@ def check_key(peers: Peers, attempt: Attempt, index: int, key: AnnouncedKey) -> 
             f"the mask key of {member.name!r} is not signed by it for round "
             f"{attempt.round}, attempt {attempt.number}: somebody replaced it"
         )
+    agree(bytes(32), key.mask_key)  # refuses points of small order, before a charge

@@ -110,6 +110,12 @@ class SumTerms(Message):
         "clip": optional(number_field(least=0)),
     }
 
+    @property
+    def common(self) -> bytes:
+        """What must be the same for all: each counts on the others' noise and t."""
+        shared = (self.least_answers, self.colluders, self.scale_bits, self.ring_bits)
+        return encode(list(shared))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction(Message):

@@ -1,0 +1,46 @@
+"""Attack: tell devices different terms of one sum.
+
+Every device counts on the noise and on the least number of answers of the others. A
+server that gives the others a coarser grid leaves the victim's upload nearly without
+their noise; one that gives them a smaller t has a sum of fewer answers unmasked. The
+terms are in the digest that all signatures, masks and shares are bound to.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from fedbudget.fleet.wire.messages import Reply
+from fedbudget.fleet.wire.secure_messages import SumTerms
+from tests.fleet.sums import Hostile
+
+VICTIM = "device-0"
+
+
+@pytest.mark.parametrize("changes", [{"least_answers": 5}, {"ring_bits": 40}])
+def test_devices_with_other_terms_do_not_take_part(
+    hostile: Hostile, changes: dict[str, int]
+) -> None:
+    def changed(name: str, terms: SumTerms) -> SumTerms:
+        return replace(terms, **changes) if name == VICTIM else terms
+
+    other = Hostile(hostile.fleet, run=bytes(16), changed=changed)
+    names = hostile.fleet.names
+    assert set(other.introductions) == set(names)  # every device takes its own terms
+    other.meet()
+    roster = other.roster(other.keys(names))
+    for name in names:
+        reply = other.order(name, roster)
+        assert isinstance(reply, Reply) and reply.code == "policy"
+        assert not hostile.fleet.entries(name, "charge")
+
+
+def test_the_grid_is_one_of_the_terms(hostile: Hostile) -> None:
+    def terms_of(_: str, terms: SumTerms) -> SumTerms:
+        commons.add(terms.common)
+        commons.add(replace(terms, scale_bits=terms.scale_bits - 14).common)
+        return terms
+
+    commons: set[bytes] = set()
+    Hostile(hostile.fleet, run=bytes(16), changed=terms_of)
+    assert len(commons) == 2
