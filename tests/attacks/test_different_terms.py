@@ -7,6 +7,7 @@ terms are in the digest that all signatures, masks and shares are bound to.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ VICTIM = "device-0"
 
 @pytest.mark.parametrize("changes", [{"least_answers": 5}, {"ring_bits": 40}])
 def test_devices_with_other_terms_do_not_take_part(
-    hostile: Hostile, changes: dict[str, int]
+    hostile: Hostile, changes: dict[str, Any]
 ) -> None:
     def changed(name: str, terms: SumTerms) -> SumTerms:
         return replace(terms, **changes) if name == VICTIM else terms
