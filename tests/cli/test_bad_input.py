@@ -204,4 +204,5 @@ def test_a_fleets_commands_refuse_at_once(
     (tmp_path / "listed" / "plan.json").write_text("[]")
     make_certificates("made", [])
     assert_one_line(run(capsys, *arguments.split()), code=code, says=says)
-    assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "listed", "made"}
+    made = {"rows.csv", "listed", "made", "made-authority"}
+    assert {path.name for path in tmp_path.iterdir()} == made

@@ -118,7 +118,8 @@ def test_any_model_can_be_measured_at_any_time() -> None:
         devices.measure(np.zeros(DATA.dim))
     run = fb.train(PLAN, devices)
     assert devices.measure(np.zeros(DATA.dim))["train_loss"] == pytest.approx(np.log(2))
-    assert devices.measure(run.theta) == run.measured
+    measured = devices.measure(run.theta)
+    assert "test_loss" in measured and measured.items() <= run.measured.items()
 
 
 def test_measurements_can_be_changed_by_those_who_get_them() -> None:

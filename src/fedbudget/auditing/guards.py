@@ -27,6 +27,7 @@ from fedbudget.auditing.trials import Effort, Signal, collect
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.device.guard import Guard
+from fedbudget.fleet.device.ledger_file import LedgerFile
 from fedbudget.fleet.device.policy import Policy
 from fedbudget.fleet.device.statement import read_statement
 from fedbudget.fleet.wire.messages import (
@@ -212,13 +213,16 @@ def _folder() -> "tempfile.TemporaryDirectory[str]":
 
 @contextmanager
 def _quiet_guard() -> Iterator[None]:
-    """Keep the guard's warnings of refusals, which are expected, out of the log."""
-    logger = logging.getLogger(Guard.__module__)
-    logger.addFilter(_is_unexpected)
+    """Keep charges and refusals, which are expected, out of the log."""
+    modules = (Guard.__module__, LedgerFile.__module__)
+    loggers = [logging.getLogger(module) for module in modules]
+    for logger in loggers:
+        logger.addFilter(_is_unexpected)
     try:
         yield
     finally:
-        logger.removeFilter(_is_unexpected)
+        for logger in loggers:
+            logger.removeFilter(_is_unexpected)
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
