@@ -17,7 +17,7 @@ FURTHER = (
     Heading("Beyond the paper"),
     Paragraph(
         "[What the budgets buy in accuracy](accuracy.md) has the distance to "
-        "centralised training, data sets for which nothing was fitted, personal "
+        "centralised training, tables from outside, personal "
         "models, and a comparison with other methods."
     ),
 )
