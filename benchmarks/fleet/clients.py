@@ -25,7 +25,7 @@ from fedbudget.fleet.wire.messages import WIRE, Declaration, Reply, RoundOrder
 
 DIM = 102
 READY = "connected"  # printed when all devices are
-_KEEP_ALIVE = 60  # seconds
+_KEEP_ALIVE = 600  # seconds; to connect all devices takes a while
 _PUBLISH, _PUBACK = 3, 4  # kinds of packets
 
 
