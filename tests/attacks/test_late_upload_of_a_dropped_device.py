@@ -23,7 +23,7 @@ def test_the_self_mask_of_a_dropped_device_stays_secret(hostile: Hostile) -> Non
     signatures = hostile.confirmed(answered)
     assert sorted(signatures) == answered  # the victim has no part in it
     shares = {}
-    for m, name in enumerate(names):
+    for m, name in enumerate(names[:5]):
         reply = hostile.order(name, hostile.reveal(name, keys, signatures))
         assert isinstance(reply, RevealedShares)
         shares[m] = unpack_records(reply.shares, 32)
