@@ -177,7 +177,7 @@ class TestAContinuedRunKeepsItsState:
         assert second.theta == pytest.approx(straight.theta, abs=1e-5)
         assert np.abs(second.theta - first.theta).max() > 0.01
         # It would not without the state.
-        without = replace(first, velocity=None, state={})
+        without = replace(first, velocity=None, state={"noise": first.state["noise"]})
         devices = fb.SimulatedDevices(self.DATA, seed=3)
         fb.train(self.PLAN, devices, stop=lambda latest: latest.number == 5)
         restarted = fb.train(replace(self.PLAN, rounds=3), devices, after=without)
@@ -228,7 +228,8 @@ class TestAContinuedRunKeepsItsState:
         assert plain(resumed.rounds) == plain(straight.rounds)
 
     def test_real_devices_that_correct_drift_get_no_velocity(self) -> None:
-        first, _ = self.parts(fb.SimulatedDevices(self.DATA, seed=3))
+        simulated, _ = self.parts(fb.SimulatedDevices(self.DATA, seed=3))
+        first = replace(simulated, kind="release")
         for drift_correction in (True, False):
             plan = replace(self.PLAN, drift_correction=drift_correction)
             devices = Real()

@@ -127,9 +127,11 @@ class InMemory(Protocol):
         """What the guarantee does not cover, such as counts that depend on rows."""
         ...
 
-    @property
-    def steps_taken(self) -> int:
-        """Local steps of the longest run so far, with those of the runs before it."""
+    def steps_taken(self, state: State) -> int:
+        """Return the local steps of the run that ended with this state; 0 if of others.
+
+        Those of the runs that it continued count, too.
+        """
         ...
 
     def catch_up(self, order: Order) -> None:
@@ -230,7 +232,7 @@ def train(
             "leave it out, or simulate the devices"
         )
     measuring = _Measuring(devices, every=measure_every, personal=personal)
-    before = _steps_before(after, devices)
+    before = _steps_before(after, plan, devices)
     devices.begin(plan)
     folder = record if record is None or isinstance(record, Record) else Record(record)
     server, rounds = _started(plan, devices, folder, after, before)
@@ -320,20 +322,36 @@ def _continue(server: Server, plan: Plan, devices: Devices, after: Run) -> None:
         server.devices = {"shifts": centred.astype(np.float32)}
 
 
-def _steps_before(after: Run | None, devices: Devices) -> int:
-    """Return the steps of the run to continue; these devices must have taken them."""
+def _steps_before(after: Run | None, plan: Plan, devices: Devices) -> int:
+    """Return the steps of the run to continue; these devices must have taken them.
+
+    A guarantee for both runs together needs one for each, of the same scope.
+    """
     if after is None:
         return 0
     if not isinstance(after, Run):
         raise InvalidInputError(
             f"after must be a Run, as train returns it, got a {type(after).__name__}"
         )
-    if isinstance(devices, InMemory) and devices.steps_taken < after.steps:
+    if devices.kind == "release" and after.kind != "release":
         raise InvalidInputError(
-            f"the run to continue took {after.steps} local steps, but these devices "
-            f"have taken only {devices.steps_taken}, and their ledgers charged no "
-            "more: pass the devices that ran it, or run it on these first"
+            "the run to continue is a simulation, and nothing is promised for its "
+            "model: a release cannot start from it; start without after"
         )
+    lacks = after.plan.scope.lacks(plan.scope)
+    if lacks and NOT_PRIVATE not in (plan.accountant, after.plan.accountant):
+        raise InvalidInputError(
+            f"the releases of the run to continue {lacks}, as this plan states: plan "
+            "with the same unit, trust and colluders"
+        )
+    if isinstance(devices, InMemory):
+        taken = devices.steps_taken(after.state)
+        if taken < after.steps:
+            raise InvalidInputError(
+                f"the run to continue took {after.steps} local steps, but these "
+                f"devices have taken only {taken} of it, and their ledgers charged no "
+                "more: pass the devices that ran it, or run it on these first"
+            )
     return after.steps
 
 
