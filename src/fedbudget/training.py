@@ -21,7 +21,7 @@ from fedbudget.metrics import cautions
 from fedbudget.planning import Plan
 from fedbudget.planning.advice import advice_of
 from fedbudget.planning.plans import NOT_PRIVATE
-from fedbudget.privacy import Kind, PrivacyStatement
+from fedbudget.privacy import GDP, Kind, PrivacyStatement
 from fedbudget.record import Record, Round
 
 # Largest norm of a useful model; above it, a run has diverged. 10,000 of the planner's
@@ -239,6 +239,8 @@ def train(
     ended = server.rounds_done >= plan.rounds
     while not ended:
         replies = _one_round(plan, devices, server, before)
+        if after is not None and not isinstance(devices, InMemory):
+            replies = _with_spending(replies, plan, after)
         last = server.rounds_done == plan.rounds
         latest = _round(plan, server.rounds_done, replies)
         latest = measuring.measured(latest, server.theta, last=last)
@@ -380,6 +382,30 @@ def _one_round(plan: Plan, devices: Devices, server: Server, before: int) -> Rep
     server.devices = replies.state
     _check_divergence(server.theta, plan, order.number)
     return replies
+
+
+def _with_spending(replies: Replies, plan: Plan, after: Run) -> Replies:
+    """Return replies with the spending of the run before: a fleet counts one run.
+
+    Gaussian releases add up their mu^2, also if the second run was planned by the
+    answers of the first (`replanning`). What was measured before both counts twice: the
+    sum is too high, never too low.
+    """
+    if not after.rounds:
+        return replies
+    last = after.rounds[-1]
+    mu = np.hypot(_mu(last.epsilon, after.plan), _mu(replies.epsilon, plan))
+    finite = np.isfinite(mu) & (mu > 0)
+    total = GDP.epsilon_from_mu(np.where(finite, mu, 1.0), plan.delta)
+    epsilon = np.where(finite, total, mu)
+    return replace(replies, epsilon=epsilon, cost=replies.cost + last.cost)
+
+
+def _mu(epsilon: Array, plan: Plan) -> Array:
+    """Return the largest mu that an epsilon at the plan's delta allows."""
+    finite = np.isfinite(epsilon) & (epsilon > 0)
+    mu = GDP.mu_from_epsilon(np.where(finite, epsilon, 1.0), plan.delta) * (1 + 1e-9)
+    return np.where(finite, mu, epsilon)  # nothing, or without a bound
 
 
 class _Measuring:

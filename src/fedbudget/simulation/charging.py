@@ -73,12 +73,16 @@ class ChargedDevices(ABC):
         """Raise if the plan's epsilons would not add up with those of the ledgers.
 
         They do for the same unit and adversary, and where what was charged protects
-        more than the plan states: see `Scope.lacks`.
+        more than the plan states: see `Scope.lacks`. A budget that does not say what
+        the server sees leaves that to the plan, which states it.
         """
         budget = self.ledger.budget
         if plan.accountant == NOT_PRIVATE:
             return
-        lacks = "" if budget is None else plan.scope.lacks(budget.scope)
+        lacks = ""
+        if budget is not None:
+            trust = "sum" if plan.trust == "sum" else budget.trust
+            lacks = plan.scope.lacks(budget.scope._replace(trust=trust))
         if lacks:
             raise InvalidInputError(
                 f"the plan's releases {lacks}, as the devices' budgets require: plan "
