@@ -205,6 +205,7 @@ def _rest(
         rounds=np.array([float(max(len(run.rounds), 1))]),
         learning_rate=np.array([before.learning_rate]),
         momentum=np.array([before.momentum]),
+        server_rate=np.array([before.server_rate]),
     )
     remaining = float(respond(spectrum, schedule, variance=1.0).remaining[0])
     share = np.clip(remaining / spectrum.learnable, _MIN_REMAINING, 1)

@@ -27,7 +27,8 @@ _PROJECT = "fedbudget"
 Parameters: TypeAlias = Mapping[str, Any]  # of a run, by name
 # Attributes of a plan that trackers show as parameters of a run.
 _PARAMETERS = (
-    *("tau", "rounds", "steps", "learning_rate", "momentum", "sampling"),
+    *("tau", "rounds", "steps", "learning_rate", "momentum", "server_rate"),
+    "sampling",
     *("planner", "accountant", "loss", "dim", "num_devices", "predicted_loss"),
 )
 

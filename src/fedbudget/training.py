@@ -304,8 +304,8 @@ def _continue(server: Server, plan: Plan, devices: Devices, after: Run) -> None:
 
     Velocity and shifts are in units of a round's and of a step's progress, which the
     new plan may change: a constant gradient g moves the server by eta tau g / (1 -
-    momentum) in a round, and a device by eta g in a step. Shifts are centred for the
-    new weights: their weighted mean moves no average.
+    momentum), times its own rate, in a round, and a device by eta g in a step. Shifts
+    are centred for the new weights: their weighted mean moves no average.
 
     Real devices start every run without a shift, and take the first order's velocity
     for zero (`fleet.device.drift`): with drift correction, they get none.
@@ -315,6 +315,7 @@ def _continue(server: Server, plan: Plan, devices: Devices, after: Run) -> None:
     in_memory = isinstance(devices, InMemory)
     if after.velocity is not None and (in_memory or not plan.drift_correction):
         pace = rate * plan.tau / old.tau * (1 - old.momentum) / (1 - plan.momentum)
+        pace *= plan.server_rate / old.server_rate
         server.velocity = pace * after.velocity
     shifts = after.state.get("shifts")
     if in_memory and shifts is not None and plan.drift_correction:
@@ -378,7 +379,7 @@ def _one_round(plan: Plan, devices: Devices, server: Server, before: int) -> Rep
         raise TrainingError(
             f"no device answered round {order.number}: {'; '.join(reasons[:3])}"
         )
-    server.update(replies.theta, momentum=plan.momentum)
+    server.update(replies.theta, momentum=plan.momentum, rate=plan.server_rate)
     server.devices = replies.state
     _check_divergence(server.theta, plan, order.number)
     return replies

@@ -273,5 +273,6 @@ def round_plan(plan: Plan, weights: Array) -> RoundPlan:
         weights=weights / weights.sum(),
         sampling=cast(Sampling, plan.sampling),
         momentum=plan.momentum,
+        server_rate=plan.server_rate,
         drift_correction=plan.drift_correction,
     )
