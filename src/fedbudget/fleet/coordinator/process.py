@@ -275,7 +275,7 @@ def _finished(folder: Path, plan: Plan) -> Run:
     _log.info("the run in %s is complete already", folder)
     run = read_run(folder)
     assert run.theta is not None  # model.npz exists
-    return Run(theta=run.theta, rounds=run.rounds, plan=plan)
+    return Run(theta=run.theta, rounds=run.rounds, plan=plan, kind=FleetDevices.kind)
 
 
 def _make_plan(
