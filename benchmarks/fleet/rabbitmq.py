@@ -67,8 +67,8 @@ def run(folder: Path, count: int, killed: str) -> list[tuple[float, bool]]:
     make_certificates(certs, list(data.device_names))
     plan = plan_for(data, rounds=ROUNDS, noise_std=np.full(count, 0.1))
     fleet, rounds = ClusterFleet(folder / "fleet", certs, port=PORT), []
-    cluster("up", folder / "nodes", str(certs), str(PORT))
     try:
+        cluster("up", folder / "nodes", str(certs), str(PORT))
         begin_session(certs)
         fleet.start(data, LARGE, PRICES)
         devices = fleet.coordinate(count, deadline=DEADLINE)

@@ -381,6 +381,7 @@ def evaluate(
             epsilon=epsilon,
             measure=measure or usual,
             seconds=seconds,
+            authority=Path(certs) / "ca.pem",
         )
     path = evaluation.keep(Path(folder), result)
     if as_json:

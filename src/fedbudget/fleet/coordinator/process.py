@@ -173,9 +173,7 @@ def run_server(
             )
             if settings.schema is not None:
                 plan = replace(plan, schema=settings.schema)
-            kind, extra = FleetDevices, {}
-            if plan.trust == "sum":
-                kind, extra = SumDevices, {"authority": _authority(settings)}
+            kind = SumDevices if plan.trust == "sum" else FleetDevices
             devices = kind(
                 channel,
                 declarations,
@@ -189,7 +187,7 @@ def run_server(
                 participation=plan.participation,
                 precision=settings.precision,
                 roster=roster,
-                **extra,
+                authority=_authority(settings),
             )
             folder = settings.out / "run"
             if (folder / "model.npz").exists():
@@ -310,6 +308,7 @@ def _make_plan(
             roster=roster,
             promise=settings.promise,
             participation=settings.participation,
+            authority=_authority(settings),
             schema=None if settings.schema is None else settings.schema.digest,
         )
         return plan, [by_name[declaration.device] for declaration in selected]

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from fedbudget.errors import (
     TrainingError,
 )
 from fedbudget.fleet.transport.channel import Channel, Message
+from fedbudget.fleet.transport.reply_signatures import ReplyKeys
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import MAX_NOTICE, WIRE, Declaration, Notice
 from fedbudget.fleet.wire.signing import Signer
@@ -345,6 +347,7 @@ def plan_fleet(
     schema: str | None = None,
     promise: Mapping[str, Any] | None = None,
     participation: float = 1.0,
+    authority: Path | None = None,
 ) -> tuple[Plan, list[Declaration]]:
     """Plan for the devices that can take part together; return the plan and them.
 
@@ -352,7 +355,8 @@ def plan_fleet(
     `schema` is the digest of the one that devices must have, if it is known; `promise`
     has arguments of a `Budget`: trust, unit, least answers and colluders. With a
     `participation` below 1, every device spends what it declares over more rounds, each
-    of which asks that share of them.
+    of which asks that share of them. Devices must have certificates of the
+    `authority`, if it is given, to sign their replies.
 
     Raises:
         InfeasibleBudgetError: No device can take part.
@@ -360,6 +364,8 @@ def plan_fleet(
     roster = Roster() if roster is None else roster
     declarations = _logged(_select(declarations, roster.clones), roster)
     declarations = _logged(_with_our_messages(declarations), roster)
+    unsigned = ReplyKeys(declarations, authority).problems
+    declarations = _logged(_select(declarations, unsigned), roster)
     declarations = _logged(_with_schema(declarations, schema), roster)
     selected = _logged(_with_budget(declarations), roster)
     if not selected:

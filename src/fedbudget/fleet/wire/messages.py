@@ -222,6 +222,8 @@ class Declaration(Message):
     # Of a device that answers evaluations; see `device.evaluation`.
     evaluation_epsilon: float | None = None  # of all of a period
     evaluation_samples: int | None = None  # rows that no run trains on
+    # Of a device that signs its replies (`transport.reply_signatures`), as DER.
+    certificate: bytes | None = None
 
     kind: ClassVar[str] = "declaration"
     checks: ClassVar[Mapping[str, Check]] = {
@@ -241,6 +243,7 @@ class Declaration(Message):
         "ledger": optional(hex_field(LEDGER_DIGITS)),
         "evaluation_epsilon": optional(_DECLARED),
         "evaluation_samples": optional(whole_field()),
+        "certificate": optional(bytes_field(least=1, most=2048)),
     }
 
 
