@@ -31,7 +31,7 @@ from tests.release.examples import KINDS, data_of
 
 LOSSES = ["logistic", "smooth_hinge", "huber", "softmax"]  # hinge is not smooth
 DATA = small_data(devices=6, rows=50)
-BUDGET = fb.Budget(epsilon=2.0, delta=1e-5, cost=1000)
+BUDGET = fb.Budget(epsilon=2.0, delta=1e-5, cost=1000, trust="sum")
 PRICES = fb.Prices(communication=20, computation=1)
 SCHEDULE = SumSchedule(
     tau=5, rounds=6, learning_rate=2.0, least_answers=4, weights=[1, 2, 3, 4, 5, 6]

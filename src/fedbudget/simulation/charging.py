@@ -13,6 +13,7 @@ from fedbudget.errors import InvalidInputError
 from fedbudget.ledger import Bools, Charge, Ledger, Turns
 from fedbudget.losses import Logistic, Loss
 from fedbudget.planning import Plan
+from fedbudget.planning.plans import NOT_PRIVATE
 from fedbudget.simulation.dissimilarity import GradientRelease
 from fedbudget.simulation.personal import without_features
 from fedbudget.training import Order
@@ -48,6 +49,7 @@ class ChargedDevices(ABC):
         self._charged: set[tuple[int, int, bytes]] = set()
         self._last_charge: tuple[Plan, Charge] | None = None
         self._queries = 0  # answered or refused
+        self._last_private: Plan | None = None  # the last one that was charged
         self._digest: tuple[Plan | None, bytes] = None, b""  # of the last plan
 
     @property
@@ -142,6 +144,34 @@ class ChargedDevices(ABC):
             if key not in self._charged:
                 self._pay(earlier, plan.takes_part(earlier.number))
 
+    def _check_terms(self, plan: Plan) -> None:
+        """Refuse a plan whose epsilon does not promise what the ledgers count.
+
+        An epsilon for one sample is none for a device, and one against a server that
+        sees only sums is none against one that sees every upload: they do not add up.
+        """
+        if plan.accountant == NOT_PRIVATE:
+            return
+        budget, before = self.ledger.budget, self._last_private
+        if budget is not None:
+            _check_same(plan, budget, "the devices' budget")
+            least, colluders = budget.least_answers or 1, budget.colluders
+            if plan.least_answers < least or plan.colluders < colluders:
+                raise InvalidInputError(
+                    f"{_sums(plan)}, and the devices' budget is for {least} and "
+                    f"{colluders} at least: plan with that budget"
+                )
+        if before is None:
+            return
+        _check_same(plan, before, "an earlier run on these devices")
+        tolerated = before.least_answers, before.colluders
+        if plan.least_answers > tolerated[0] or plan.colluders > tolerated[1]:
+            raise InvalidInputError(
+                f"{_sums(plan)}, and an earlier run on these devices was for "
+                f"{tolerated[0]} and {tolerated[1]}, which promised less: plan with at "
+                "most these, or use new devices"
+            )
+
     def _select_stream(self, order: Order) -> None:
         """Select the stream of a round: never one that drew its steps before."""
         self._stream = self._stream_of(order)
@@ -155,6 +185,8 @@ class ChargedDevices(ABC):
     def _pay(self, order: Order, selected: Bools) -> Bools:
         """Charge a round to the selected devices, and count its steps as drawn."""
         plan, first_step = order.plan, order.first_step
+        if plan.accountant != NOT_PRIVATE:
+            self._last_private = plan
         self._charged.add((self._stream, first_step, self._digest_of(plan)))
         drawn = self._drawn.get(self._stream, 0)
         self._drawn[self._stream] = max(drawn, first_step + plan.tau)
@@ -221,6 +253,21 @@ class ChargedDevices(ABC):
         differs = "after Poisson-sampled steps, this device takes no others"
         reasons = np.where(affords & ~composes, differs, reasons)
         return {int(m): str(reasons[m]) for m in np.flatnonzero(refused)}
+
+
+def _check_same(plan: Plan, other: Plan | Budget, owner: str) -> None:
+    """Raise unless both epsilons promise the same, to the same unit."""
+    if (plan.trust, plan.unit) != (other.trust, other.unit):
+        raise InvalidInputError(
+            f"the plan has trust {plan.trust!r} and unit {plan.unit!r}, {owner} "
+            f"{other.trust!r} and {other.unit!r}: one epsilon does not promise the "
+            "other; plan with the same trust and unit, or use new devices"
+        )
+
+
+def _sums(plan: Plan) -> str:
+    answers, colluders = plan.least_answers, plan.colluders
+    return f"the plan is for sums of {answers} answers and {colluders} colluders"
 
 
 def _digest(plan: Plan) -> bytes:
