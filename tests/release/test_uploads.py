@@ -236,7 +236,8 @@ def test_releases_learn_what_simulations_do() -> None:
 
 
 def test_noise_per_step_may_protect_whole_devices() -> None:
-    sized = fb.plan(DATA.problem(), BUDGET, PRICES, noise_schedule=False)
+    budget = replace(BUDGET, trust="uploads")
+    sized = fb.plan(DATA.problem(), budget, PRICES, noise_schedule=False)
     noise = np.full(6, 60.0)  # against 2 G, whatever the number of rows
     plan = replace(sized, unit="device", noise_std=noise, drift_correction=False)
     plan = replace(plan, epsilon=plan._epsilon_of(plan.gradients))
