@@ -192,9 +192,13 @@ class Server:
         theta, velocity = np.zeros((2, num_params))
         return cls(theta=theta, velocity=velocity)
 
-    def update(self, average: Array, *, momentum: float) -> None:
-        """Update the model by a round's average, with heavy-ball momentum."""
-        self.velocity = momentum * self.velocity + (average - self.theta)
+    def update(self, average: Array, *, momentum: float, rate: float = 1.0) -> None:
+        """Update the model by a round's average, with heavy-ball momentum.
+
+        The rate multiplies the average's move. Both are post-processing of released
+        models, and cost no privacy.
+        """
+        self.velocity = momentum * self.velocity + rate * (average - self.theta)
         self.theta = self.theta + self.velocity
         self.rounds_done += 1
 

@@ -21,7 +21,7 @@ steps are a lap, and a row is in at most one of them. So a lap costs as much as 
 step, and is charged when it begins.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -199,6 +199,21 @@ class _Epsilons:
         return np.array([self._by_pair[pair] for pair in pairs])
 
 
+def _together(reports: Mapping[frozenset[str], Array]) -> Array:
+    """Return mu^2 of all reported measurements; exact or too high.
+
+    A report counts at least as much as all reports of a part of its measurements:
+    whoever reports more names and less spending erases nothing.
+    """
+    total = np.zeros(1)
+    for names, spent in reports.items():
+        if any(names < others for others in reports):
+            continue
+        parts = {part: mu_sq for part, mu_sq in reports.items() if part < names}
+        total = total + np.maximum(spent, _together(parts))
+    return total
+
+
 class Ledger:
     """The spending of devices: accepts charges within the budget, refuses others.
 
@@ -251,18 +266,22 @@ class Ledger:
         Args:
             mu: Cost of all these measurements together.
             releases: Names of the measurements. A subset of another report is counted
-                there. Other reports are added up, which overestimates if they overlap.
+                there, and that one at least as high. Other reports are added up, which
+                overestimates if they overlap.
+
+        Raises:
+            InvalidInputError: Something was spent, and has no name: another one without
+                a name could not be told from it.
         """
         reported = frozenset(releases)
         mu_sq = np.broadcast_to(floats(mu) ** 2, (self.num_devices,))
+        if not reported and mu_sq.any():
+            raise InvalidInputError(
+                f"a measurement with mu {float(np.sqrt(mu_sq.max())):g} has no name: "
+                "name it, so that it is counted once"
+            )
         self._priors[reported] = np.maximum(self._priors.get(reported, 0.0), mu_sq)
-        largest = [
-            spent
-            for names, spent in self._priors.items()
-            # A report without names is never a subset of another.
-            if not (names and any(names < others for others in self._priors))
-        ]
-        self._prior_sq = np.sum(largest, axis=0)
+        self._prior_sq = np.asarray(_together(self._priors))
 
     def charge(self, charge: Charge, *, mask: Bools | None = None) -> Bools:
         """Charge the devices in `mask` that can pay; return which were charged.

@@ -138,6 +138,13 @@ def _check_can_continue(
             f"{budget.trust!r} and {budget.unit!r}: give the budget that the run was "
             "planned with"
         )
+    lacks = before.scope.lacks(budget.scope)
+    if lacks:
+        raise InvalidInputError(
+            f"the releases of the run so far {lacks}: give the budget that the run was "
+            "planned with",
+            argument="colluders",
+        )
     if before.accountant == NOT_PRIVATE:
         raise InvalidInputError(
             "the run was without privacy: there is no budget left to plan with"
@@ -198,6 +205,7 @@ def _rest(
         rounds=np.array([float(max(len(run.rounds), 1))]),
         learning_rate=np.array([before.learning_rate]),
         momentum=np.array([before.momentum]),
+        server_rate=np.array([before.server_rate]),
     )
     remaining = float(respond(spectrum, schedule, variance=1.0).remaining[0])
     share = np.clip(remaining / spectrum.learnable, _MIN_REMAINING, 1)

@@ -21,9 +21,9 @@ def test_the_self_mask_of_a_dropped_device_stays_secret(hostile: Hostile) -> Non
     ledger: Any = hostile.fleet.loop.devices["device-5"]._guard._ledger
     honest = np.frombuffer(ledger.state(hostile.run_id).vector, dtype="<i8")
     signatures = hostile.confirmed(answered)
-    assert len(signatures) == 6  # the victim signs, too: it helps the others
+    assert sorted(signatures) == answered  # the victim has no part in it
     shares = {}
-    for m, name in enumerate(names):
+    for m, name in enumerate(names[:5]):
         reply = hostile.order(name, hostile.reveal(name, keys, signatures))
         assert isinstance(reply, RevealedShares)
         shares[m] = unpack_records(reply.shares, 32)

@@ -131,7 +131,8 @@ class SumFleet:
     policy_least: int | None = None  # of the owners; None: the plan's
 
     def __post_init__(self) -> None:
-        self.names = tuple(f"device-{m}" for m in range(self.count))
+        width = len(str(self.count - 1))  # sorted by their names
+        self.names = tuple(f"device-{m:0{width}}" for m in range(self.count))
         self.certs = self.folder / "certs"
         if not self.certs.exists():
             make_certificates(self.certs, self.names)
@@ -285,9 +286,10 @@ class Hostile:
             Member(name=i.device, verify_key=i.verify_key, share_key=i.share_key)
             for i in self.introductions.values()
         )
-        return Peers(
-            run=self.run_id,
-            members=members,
+        return Peers.for_sums(
+            self.run_id,
+            members,
+            least_answers=self.fleet.least_answers,
             colluders=self.colluders,
             terms=self.terms,
         )

@@ -20,17 +20,25 @@ def one_mode(curvature: float, gap: float = 1.0) -> Spectrum:
     )
 
 
-def schedule(tau: int, rounds: int, rate: float, momentum: float) -> Schedule:
+def schedule(
+    tau: int, rounds: int, rate: float, momentum: float, server_rate: float = 1.0
+) -> Schedule:
     return Schedule(
         tau=np.array([float(tau)]),
         rounds=np.array([float(rounds)]),
         learning_rate=np.array([rate]),
         momentum=np.array([momentum]),
+        server_rate=np.array([server_rate]),
     )
 
 
 def follow(
-    h: float, tau: int, rounds: int, rate: float, momentum: float
+    h: float,
+    tau: int,
+    rounds: int,
+    rate: float,
+    momentum: float,
+    server_rate: float = 1.0,
 ) -> tuple[float, float]:
     """Run a deviation and its noise variance through the rounds, one by one."""
     deviation, previous = 1.0, 1.0
@@ -38,6 +46,7 @@ def follow(
     local, noise = 1.0, 0.0
     for _ in range(tau):
         local, noise = local * (1 - rate * h), noise * (1 - rate * h) ** 2 + rate**2
+    local, noise = 1 - server_rate * (1 - local), noise * server_rate**2
     matrix = np.array([[local + momentum, -momentum], [1.0, 0.0]])
     for _ in range(rounds):
         deviation, previous = matrix @ (deviation, previous)
@@ -51,12 +60,14 @@ def follow(
     rounds=st.integers(1, 40),
     rate=st.floats(0.01, 7.6),
     momentum=st.sampled_from([0.0, 0.3, 0.5, 0.8, 0.9]),
+    server_rate=st.sampled_from([1.0, 1.0, 1.4]),
 )
 def test_the_closed_form_is_the_recursion(
-    h: float, tau: int, rounds: int, rate: float, momentum: float
+    h: float, tau: int, rounds: int, rate: float, momentum: float, server_rate: float
 ) -> None:
-    deviation, variance = follow(h, tau, rounds, rate, momentum)
-    response = respond(one_mode(h), schedule(tau, rounds, rate, momentum), variance=1.0)
+    run = tau, rounds, rate, momentum, server_rate
+    deviation, variance = follow(h, *run)
+    response = respond(one_mode(h), schedule(*run), variance=1.0)
     assert response.remaining[0] == pytest.approx(deviation**2, rel=1e-2, abs=1e-5)
     assert response.noise[0] == pytest.approx(0.5 * h * variance, rel=1e-2, abs=1e-9)
 

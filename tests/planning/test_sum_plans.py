@@ -1,6 +1,7 @@
 """Planned sums: trust, unit, weights, personal budgets, and what is refused."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, strategies as st
 
 import fedbudget as fb
 from fedbudget.errors import InvalidInputError
+from fedbudget.planning.spectral import Schedule, with_stable_server
 from fedbudget.planning.weights import SharedNoise, candidate_weights, capped
 from fedbudget.privacy import GDP
 
@@ -91,6 +93,43 @@ def test_the_learning_rate_never_lets_neighbours_move_apart() -> None:
     assert flat["smoothness"] < 0.01
     assert 7.5 < planned(flat, epsilon=1e6).learning_rate <= 8
     assert planned(flat, unit="device", epsilon=1e6).learning_rate > 8
+
+
+def test_the_server_goes_further_instead_of_longer_local_training() -> None:
+    unlike = fb.Problem(num_samples=[1628] * 16, dim=102, dissimilarity="strong")
+    plan = planned(unlike)
+    assert 1 < plan.server_rate <= 2
+    assert any(reason.startswith("server rate") for reason in plan.reasons)
+    plan.check_promise()
+    # It is post-processing: the noise is that of the same rounds without it.
+    assert replace(plan, server_rate=1.0).uploads.mu == pytest.approx(plan.uploads.mu)
+    # A server that sees every upload averages them only.
+    assert planned(unlike, trust="uploads").server_rate == 1
+    with pytest.raises(InvalidInputError, match="server_rate 2 are for trust 'sum'"):
+        replace(planned(unlike, trust="uploads"), server_rate=2.0)
+
+
+@given(
+    eta=st.floats(0.1, 7.6),
+    tau=st.integers(1, 30),
+    momentum=st.floats(0.0, 0.9),
+    curvature=st.floats(1e-3, 0.25),
+)
+def test_the_servers_rate_is_stable_for_any_curvature(
+    eta: float, tau: int, momentum: float, curvature: float
+) -> None:
+    schedule = Schedule(
+        tau=np.array([float(tau)]),
+        rounds=np.array([9.0]),
+        learning_rate=np.array([eta]),
+        momentum=np.array([momentum]),
+        server_rate=np.array([100.0]),
+    )
+    rate = float(np.max(with_stable_server(schedule, 0.25).server_rate))
+    local = 1 - rate * (1 - (1 - eta * curvature) ** tau)
+    matrix = [[local + momentum, -momentum], [1.0, 0.0]]
+    assert rate >= 1
+    assert np.abs(np.linalg.eigvals(matrix)).max() < 1
 
 
 def test_cheap_steps_and_dear_rounds_lead_to_one_round_of_many_steps() -> None:

@@ -22,6 +22,11 @@ PLAN = honest(
 )
 DRIFT = replace(PLAN, drift_correction=True)
 EARLY = replace(PLAN, last_round=np.array([3, 9, 5, 9]))
+SUM = replace(
+    fb.plan(DATA.problem(), replace(BUDGET, trust="sum"), PRICES),
+    momentum=0.37,
+    server_rate=1.3,
+)
 
 
 @pytest.fixture
@@ -53,7 +58,9 @@ def test_a_run_in_which_orderedstop_early_is_one_call_per_stage(
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.8])
-@pytest.mark.parametrize("plan", [PLAN, DRIFT, EARLY], ids=["plain", "drift", "early"])
+@pytest.mark.parametrize(
+    "plan", [PLAN, DRIFT, EARLY, SUM], ids=["plain", "drift", "early", "sum"]
+)
 def test_it_gives_the_bits_of_one_round_at_a_time(
     plan: fb.Plan, participation: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

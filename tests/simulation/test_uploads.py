@@ -32,7 +32,8 @@ def quiet(plan: fb.Plan) -> fb.Plan:
 
 
 def test_without_noise_a_run_is_the_reference() -> None:
-    plan = quiet(planned(weights=np.arange(1.0, 7.0), momentum=0.4))
+    plan = planned(weights=np.arange(1.0, 7.0), momentum=0.4, server_rate=1.5)
+    plan = quiet(plan)
     run = fb.train(plan, fb.SimulatedDevices(DATA))
     theta, velocity = np.zeros(DATA.dim), np.zeros(DATA.dim)
     rng = np.random.default_rng(0)
@@ -56,7 +57,7 @@ def test_without_noise_a_run_is_the_reference() -> None:
                 noisy_upload(theta, reply, weight=weight, noise_std=0.0, rng=rng)
             )
         mean = model_of_sum(theta, uploads, plan.weights)
-        velocity = 0.4 * velocity + (mean - theta)
+        velocity = 0.4 * velocity + 1.5 * (mean - theta)
         theta = theta + velocity
     assert run.theta == pytest.approx(theta, abs=2e-5)
 
@@ -130,7 +131,7 @@ def test_a_run_with_lost_answers_goes_on() -> None:
 
 
 def test_runs_are_recorded_and_resumed(tmp_path: Path) -> None:
-    plan = planned(momentum=0.5)
+    plan = planned(momentum=0.5, server_rate=1.3)
     full = fb.train(plan, fb.SimulatedDevices(DATA, seed=1))
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
@@ -149,6 +150,7 @@ def _interrupt(done: fb.Round) -> None:
 
 def test_sweeps_take_the_same_rounds() -> None:
     plans = [planned(), planned(tau=3), planned(unit="device", clip=0.2)]
+    plans += [planned(momentum=0.3, server_rate=rate) for rate in (1.2, 1.9)]
     sweep = fb.sweep(DATA, plans, seeds=[1])
     for plan, theta in zip(plans, sweep.theta[:, 0], strict=True):
         run = fb.train(plan, fb.SimulatedDevices(DATA, seed=1))

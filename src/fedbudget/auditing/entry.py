@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +119,7 @@ def audit(
     elif isinstance(opened, Plan):
         claims, notes = _audit_plan(opened, code, effort, error, on_part)
     else:
-        simulation = is_simulation(opened.about)
+        simulation = opened.kind == "simulation"
         model = measure_model_grid(opened, released=not simulation)
         claims, notes = _audit_plan(opened.plan, code, effort, error, on_part)
     return Audit(
@@ -132,16 +131,6 @@ def audit(
         notes=notes,
         confidence=confidence,
         seconds=time.monotonic() - started,
-    )
-
-
-def is_simulation(about: Mapping[str, Any]) -> bool:
-    """Return whether a run folder is of a simulation.
-
-    Older folders do not say so: without a fleet, they are simulations.
-    """
-    return str(about.get("kind", "release" if "fleet" in about else "simulation")) != (
-        "release"
     )
 
 

@@ -17,6 +17,8 @@ _DESCRIPTIONS: dict[str, str] = {
     "steps": "local steps in total: tau times rounds",
     "learning_rate": "size of a local step",
     "momentum": "momentum of the server's averaged update",
+    "server_rate": "factor of a round's averaged move, on the server; 1 unless only "
+    "sums are seen",
     "sampling": "how a batch is sampled",
     "num_samples": "training rows of each device",
     "batch_size": "rows averaged in each gradient, per device; num_samples if sampling "
@@ -78,6 +80,7 @@ _SINGLE: dict[str, dict[str, Any]] = {
 _LIMITS: dict[str, dict[str, Any]] = {
     "learning_rate": _POSITIVE,
     "momentum": {**_SIZE, "exclusiveMaximum": 1},
+    "server_rate": _POSITIVE,
     "noise_decay": {**_POSITIVE, "maximum": 1},
     "sampling": {"enum": ["full", "fixed", "poisson", "cyclic"]},
     "num_samples": _WHOLE,

@@ -32,7 +32,10 @@ from fedbudget.planning.spectral import (
     combinations,
     predicted_parts,
     respond,
+    server_rates,
     stable_rate,
+    steepest,
+    with_stable_server,
 )
 from fedbudget.privacy import Trust, Unit, accountant_named
 from fedbudget.problem import Counts, Problem
@@ -336,7 +339,9 @@ def predicted_losses(
     loss = np.empty((len(epsilons), len(costs)))
     for j, cost in enumerate(costs):
         budget = Budget(epsilon=epsilons[0], delta=delta, cost=cost)
-        schedule = combinations(_pairs(budget, prices, batch), rates, _MOMENTA)
+        pairs = _pairs(budget, prices, batch)
+        schedule = combinations(pairs, rates, _MOMENTA, server_rates(settings[0]))
+        schedule = with_stable_server(schedule, steepest(settings[0], spectrum))
         response = respond(
             spectrum,
             schedule,

@@ -40,7 +40,10 @@ from fedbudget.planning.spectral import (
     plausible,
     predicted_parts,
     respond,
+    server_rates,
     stable_rate,
+    steepest,
+    with_stable_server,
 )
 from fedbudget.planning.weights import (
     EarlyStops,
@@ -60,6 +63,7 @@ _MIN_SCHEDULE_GAIN = 0.005
 _LONGER = np.array([1.0, 1.1, 1.2, 1.35, 1.5])
 
 _MOMENTA = np.array([0.0, 0.5, 0.8])
+_MIN_SERVER_GAIN = 0.03  # the share of the loss that a server rate must save
 
 # In 8 of 10 cases the measured excess loss is between these multiples of the least and
 # of the largest loss over the family: benchmarks/regret.py.
@@ -79,6 +83,7 @@ class SearchResult:
     loss: float
     parts: dict[str, float]  # the terms of the loss
     weighting: Weighting  # sums of the weights with this kappa
+    server_rate: float = 1.0  # a factor of a round's averaged move, for sums
     clip: float = np.inf  # largest norm of a device's move in a round, for sums
     early_stops: EarlyStops | None = None  # None: all devices stay to the last round
     schedule: NoiseSchedule = CONSTANT
@@ -124,6 +129,7 @@ def choose_joint(setting: Setting) -> Choice:
         last_round=last_round,
         advice=advise(setting.problem, best.loss).text,
         noise_decay=best.schedule.decay,
+        server_rate=best.server_rate,
         clip=best.clip if np.isfinite(best.clip) else None,
     )
 
@@ -145,7 +151,9 @@ def _search(setting: Setting, spectrum: Spectrum, option: BatchOption) -> Search
     rates = limit * np.geomspace(1e-3, 1, 9) if fixed is None else np.array([fixed])
     budget, batch = setting.budget, option.batch_size
     coarse = affordable_pairs(budget, setting.prices, batch_size=batch)
-    best = _score(setting, spectrum, option, coarse, rates, _MOMENTA)
+    best = _score(
+        setting, spectrum, option, coarse, rates, _MOMENTA, server_rates(setting)
+    )
     for _ in range(3):  # most searches end after the first
         fine = pairs_near(
             budget, setting.prices, tau=best.tau, rounds=best.rounds, batch_size=batch
@@ -155,7 +163,13 @@ def _search(setting: Setting, spectrum: Spectrum, option: BatchOption) -> Search
             rates = np.unique(np.minimum(near, limit))
         momenta = np.round(best.momentum + np.linspace(-0.2, 0.2, 9), 2)
         refined = _score(
-            setting, spectrum, option, fine, rates, np.clip(momenta, 0, 0.9)
+            setting,
+            spectrum,
+            option,
+            fine,
+            rates,
+            np.clip(momenta, 0, 0.9),
+            server_rates(setting, best.server_rate),
         )
         gain = 1 - refined.loss / best.loss
         best = min(best, refined, key=lambda result: result.loss)
@@ -199,6 +213,7 @@ def _best_early_stops(
             [(stops.tau, stops.rounds)],
             rates,
             momenta,
+            np.unique([1.0, best.server_rate]),
         )
         if trial.loss < (result or best).loss * (1 - _TIE):
             result = replace(trial, early_stops=stops)
@@ -261,9 +276,11 @@ def _score(
     pairs: list[tuple[int, int]],
     rates: Array,
     momenta: Array,
+    server_rates: Array | None = None,
 ) -> SearchResult:
     """Return the best combination; the cheapest one among equivalent ones."""
-    schedule = combinations(pairs, rates, np.unique(momenta))
+    schedule = combinations(pairs, rates, np.unique(momenta), server_rates)
+    schedule = with_stable_server(schedule, steepest(setting, spectrum))
     steps = schedule.tau * schedule.rounds
     with np.errstate(over="ignore", invalid="ignore"):  # some candidates diverge
         response = respond(
@@ -276,6 +293,7 @@ def _score(
         parts, corrected = predicted_parts(setting, schedule, response, option)
     loss = np.nan_to_num(np.sum(list(parts.values()), axis=0), nan=np.inf)
     best = loss.min(axis=1)
+    best = np.where(schedule.server_rate > 1, best / (1 - _MIN_SERVER_GAIN), best)
     # A predicted loss above ten times the initial gap means divergence.
     fixed = setting.learning_rate is not None
     if fixed and not best.min() < 10 * setting.problem["initial_gap"]:
@@ -298,6 +316,7 @@ def _score(
         rounds=int(schedule.rounds[index]),
         learning_rate=float(schedule.learning_rate[index]),
         momentum=float(schedule.momentum[index]),
+        server_rate=float(np.broadcast_to(schedule.server_rate, best.shape)[index]),
         drift_correction=bool(corrected[index, column]),
         kappa=float(option.weighting.kappa[column]),
         loss=float(loss[index, column]),
@@ -318,6 +337,7 @@ def _member_losses(
         rounds=np.array([float(best.rounds)]),
         learning_rate=np.array([best.learning_rate]),
         momentum=np.array([best.momentum]),
+        server_rate=np.array([best.server_rate]),
     )
     option = replace(option, weighting=best.weighting)
     return [
@@ -432,6 +452,11 @@ def _reasons(
         yield (
             f"server momentum {best.momentum:.2g}: makes every step "
             f"{1 / (1 - best.momentum):.2g} times longer, and costs nothing"
+        )
+    if best.server_rate > 1:
+        yield (
+            f"server rate {best.server_rate:.2g}: multiplies every round's averaged "
+            "move, and costs nothing; longer local training would drift instead"
         )
     if best.schedule.decay < 1:
         yield (

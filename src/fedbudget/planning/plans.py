@@ -19,6 +19,7 @@ from fedbudget.privacy import (
     NoisyUploads,
     PrivacyStatement,
     Releases,
+    Scope,
     Trust,
     Unit,
     accountant_named,
@@ -46,6 +47,7 @@ _ADDED_KEYS = {
     "least_answers": 1,
     "colluders": 0,
     "clip": None,
+    "server_rate": 1.0,
     "predicted_range": None,
     "noise_decay": 1.0,
     "schema": None,
@@ -102,6 +104,8 @@ class Plan:
     least_answers: int = 1  # t: of a sum that the server sees
     colluders: int = 0  # c: devices that may collude with the server
     clip: float | None = None  # largest norm of a device's move in a round, for sums
+    # A factor of the averaged move of a round, on the server; 1 unless trust is "sum".
+    server_rate: float = 1.0
     # Between which the excess loss is expected in 8 of 10 cases; None: the prediction.
     predicted_range: tuple[float, float] | None = None
     # The noise of a round over that of the round before. Below 1, `noise_std` is the
@@ -119,6 +123,7 @@ class Plan:
         object.__setattr__(self, "num_classes", whole("num_classes", self.num_classes))
         number("learning_rate", self.learning_rate, above=0)
         number("momentum", self.momentum, least=0, below=1)
+        number("server_rate", self.server_rate, above=0)
         number("l2", self.l2, least=0)
         number("lipschitz", self.lipschitz, above=0)
         number("threshold", self.threshold, above=0, below=1)
@@ -262,10 +267,12 @@ class Plan:
                 "use full, fixed or cyclic"
             )
         if self.trust == "uploads":
-            if (self.least_answers, self.colluders, self.clip) != (1, 0, None):
+            plain = (self.least_answers, self.colluders, self.clip) == (1, 0, None)
+            if not plain or self.server_rate != 1:
                 raise InvalidInputError(
-                    f"least_answers {self.least_answers}, colluders {self.colluders} "
-                    f"and clip {self.clip} are for trust 'sum': leave them out"
+                    f"least_answers {self.least_answers}, colluders {self.colluders}, "
+                    f"clip {self.clip} and server_rate {self.server_rate:g} are for "
+                    "trust 'sum': leave them out"
                 )
             return
         if self.sampling not in ("full", "cyclic"):
@@ -401,6 +408,11 @@ class Plan:
             colluders=self.colluders,
             epsilon_alone=alone,
         )
+
+    @property
+    def scope(self) -> Scope:
+        """What epsilon protects, and against whom."""
+        return Scope(self.unit, self.trust, self.colluders)
 
     @property
     def sampling_probability(self) -> Array:

@@ -175,6 +175,7 @@ class Choice:
     advice: str = ""  # set if federating is not predicted to pay
     noise_decay: float = 1.0  # the noise of a round over that of the round before
     clip: float | None = None  # largest norm of a device's move in a round, for sums
+    server_rate: float = 1.0  # a factor of a round's averaged move, for sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +256,7 @@ def complete(
         least_answers=getattr(releases, "least_answers", 1),
         colluders=setting.budget.colluders,
         clip=choice.clip,
+        server_rate=choice.server_rate,
     )
 
 

@@ -26,6 +26,7 @@ class SumSchedule:
     rounds: int  # uploads of every device
     learning_rate: float  # at most 2 over the loss's smoothness
     momentum: float = 0.0  # of the server
+    server_rate: float = 1.0  # a factor of a round's averaged move, on the server
     # t: a sum of fewer answers is never seen. None: all devices, which needs the least
     # noise and tolerates no lost answer.
     least_answers: int | None = None
@@ -72,6 +73,7 @@ def shared_noise_plan(
         rounds=whole("rounds", schedule.rounds),
         learning_rate=schedule.learning_rate,
         momentum=schedule.momentum,
+        server_rate=schedule.server_rate,
         batch_size=_batch_size(problem, schedule),
         weights=_weights(schedule, problem, budget),
         predicted_loss=0.0,

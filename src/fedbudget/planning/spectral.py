@@ -15,7 +15,7 @@ Many candidates are scored at once.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -57,6 +57,8 @@ _CORRECTION_SPEED = 3
 
 # Local steps of a smooth convex loss are stable at rates below 2 / smoothness.
 STABLE = 1.9
+# Of sums: the largest rate of the server. Larger ones gain little more.
+MOST_SERVER_RATE = 2.0
 
 # Heterogeneous devices cost more loss than the spread of their optima explains, since
 # the other devices cannot correct what only one of them has data on. Fitted to Adult by
@@ -217,6 +219,7 @@ class Schedule:
     rounds: Array
     learning_rate: Array
     momentum: Array
+    server_rate: Array | float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -257,14 +260,16 @@ def respond(
     # Noise of tau steps, contracted by the later steps: a geometric series.
     spread = eta**2 * _geometric(contraction**2, tau)
     rounds = schedule.rounds[:, None]
-    residual, gain = _momentum(local, schedule.momentum[:, None], rounds)
+    server_rate = np.atleast_1d(schedule.server_rate)[:, None]
+    served = local + (server_rate - 1) * (local - 1)  # as above, on the server
+    residual, gain = _momentum(served, schedule.momentum[:, None], rounds)
     moved = np.clip(1 - np.abs(residual), 0, 1)
     # The share of the pull to a local optimum that averaging does not undo: 0 for one
     # step, 1 if every device reaches its own optimum.
     pull = 1 - (1 - local) / (tau * eta * h)
     drift_share = _corrected_share(local, pull, rounds) ** _CORRECTION_SPEED
     with np.errstate(over="ignore", invalid="ignore"):
-        round_noise = 0.5 * h * gain
+        round_noise = 0.5 * h * gain * server_rate**2
         noise = round_noise * spread
         return Response(
             remaining=_total(n * gap * residual**2),
@@ -324,24 +329,64 @@ def stable_rate(setting: Setting, spectrum: Spectrum) -> float:
 
     Local steps without noise must not move neighbouring data apart: at most 2 / L.
     """
-    steepest = max(setting.problem["smoothness"], float(spectrum.curvature.max()))
-    stable = STABLE / steepest
+    stable = STABLE / steepest(setting, spectrum)
     if setting.is_sum and not setting.per_device:
         stable = min(stable, STABLE / setting.problem.model.smoothness)
     return stable
 
 
+def steepest(setting: Setting, spectrum: Spectrum) -> float:
+    """Return the largest curvature that is plausible."""
+    return max(setting.problem["smoothness"], float(spectrum.curvature.max()))
+
+
 def combinations(
-    pairs: list[tuple[int, int]], rates: Array, momenta: Array
+    pairs: list[tuple[int, int]],
+    rates: Array,
+    momenta: Array,
+    server_rates: Array | None = None,
 ) -> Schedule:
-    """Return all combinations; momentum is tried only with more than two rounds."""
-    with_momentum = np.array([pair for pair in pairs if pair[1] > 2]).reshape(-1, 2)
+    """Return all combinations; the server acts only with more than two rounds.
+
+    Without momentum it has no rate of its own.
+    """
+    one = np.ones(1)
+    longer = np.array([pair for pair in pairs if pair[1] > 2]).reshape(-1, 2)
+    served = one if server_rates is None else server_rates
     tables = [
-        _product(np.array(pairs), rates, np.zeros(1)),
-        _product(with_momentum, rates, momenta[momenta > 0]),
+        _product(np.array(pairs), rates, np.zeros(1), one),
+        _product(longer, rates, momenta[momenta > 0], served),
     ]
-    tau, rounds, rate, momentum = np.concatenate(tables, axis=1)
-    return Schedule(tau=tau, rounds=rounds, learning_rate=rate, momentum=momentum)
+    tau, rounds, rate, momentum, server_rate = np.concatenate(tables, axis=1)
+    return Schedule(
+        tau=tau,
+        rounds=rounds,
+        learning_rate=rate,
+        momentum=momentum,
+        server_rate=server_rate,
+    )
+
+
+def server_rates(setting: Setting, near: float | None = None) -> Array:
+    """Return the server rates to try; with uploads, the server averages only."""
+    if not setting.is_sum:
+        return np.ones(1)
+    if near is None:
+        return np.array([1.0, MOST_SERVER_RATE])
+    return np.unique(np.clip([near / 1.3, near, near * 1.3], 1.0, MOST_SERVER_RATE))
+
+
+def with_stable_server(schedule: Schedule, curvature: float) -> Schedule:
+    """Return the candidates with server rates at most where rounds are stable.
+
+    tau steps on a mode of curvature h take the share 1 - (1 - eta h)^tau of the way,
+    and heavy-ball rounds are stable if the rate times that is below 2 (1 + momentum).
+    No mode up to this curvature takes more than 1 + (eta curvature - 1)^tau.
+    """
+    beyond = np.maximum(schedule.learning_rate * curvature - 1, 0.0)
+    longest = 1 + np.minimum(beyond, 1.0) ** schedule.tau
+    most = np.maximum(STABLE * (1 + schedule.momentum) / longest, 1.0)
+    return replace(schedule, server_rate=np.minimum(schedule.server_rate, most))
 
 
 def predicted_parts(
@@ -429,12 +474,14 @@ def _noise_steps(
     return np.asarray(schedule.rounds * moves**2)
 
 
-def _product(pairs: NDArray[np.int64], rates: Array, momenta: Array) -> Array:
-    pair, rate, momentum = np.meshgrid(
-        np.arange(len(pairs)), rates, momenta, indexing="ij"
+def _product(
+    pairs: NDArray[np.int64], rates: Array, momenta: Array, server_rates: Array
+) -> Array:
+    pair, *others = np.meshgrid(
+        np.arange(len(pairs)), rates, momenta, server_rates, indexing="ij"
     )
     tau, rounds = pairs[pair.ravel()].T.astype(np.float64)
-    return np.stack([tau, rounds, rate.ravel(), momentum.ravel()])
+    return np.stack([tau, rounds, *(other.ravel() for other in others)])
 
 
 def _corrected_share(local: Array, pull: Array, rounds: Array) -> Array:

@@ -182,11 +182,12 @@ def _plan(plan: Plan) -> Iterator[Text]:
             f"standard deviation {span(plan.noise_std)}, and the server sees only sums "
             f"of at least {counted(plan.least_answers, 'upload')}."
         )
+    server = "" if plan.server_rate == 1 else f", server rate {plan.server_rate:.3g}"
     yield pages.paragraph(
         f"In every round, each of {counted(plan.num_devices, 'device')} takes "
         f"{counted(plan.tau, 'local step')} at learning rate {plan.learning_rate:.3g}. "
         f"A step uses {batch} and {noise}.{upload} The server averages the models with "
-        f"weights {span(plan.weights)} and momentum {plan.momentum:.2g}. After "
+        f"weights {span(plan.weights)}{server} and momentum {plan.momentum:.2g}. After "
         f"{counted(plan.rounds, 'round')} ({plan.steps} steps in total), the model is "
         "released."
     )

@@ -100,6 +100,7 @@ class SimulatedDevices(ChargedDevices):
                 epsilons that it states.
         """
         check_plan(plan, self.data)
+        self._admit(plan)
         self._loss, self._threshold = plan.model, plan.threshold
         packed_rows(self.data.train, plan.model)
         self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
@@ -272,5 +273,6 @@ def round_plan(plan: Plan, weights: Array) -> RoundPlan:
         weights=weights / weights.sum(),
         sampling=cast(Sampling, plan.sampling),
         momentum=plan.momentum,
+        server_rate=plan.server_rate,
         drift_correction=plan.drift_correction,
     )

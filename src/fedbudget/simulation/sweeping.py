@@ -48,6 +48,7 @@ class Sweep:
                     "rounds": plan.rounds,
                     "learning_rate": plan.learning_rate,
                     "momentum": plan.momentum,
+                    "server_rate": plan.server_rate,
                     "epsilon": float(plan.epsilon.max()),
                     "cost": float(plan.cost.max()),
                     **{name: float(v[p, s]) for name, v in self.measured.items()},

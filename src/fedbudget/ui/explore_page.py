@@ -243,11 +243,14 @@ def _falling(plan: Plan) -> str:
 
 def _show_headline(plan: Plan) -> None:
     noise = float(np.median(plan.noise_std))
+    server = "on the server"
+    if plan.server_rate != 1:
+        server += f", with rate {plan.server_rate:.3g}"
     cards = {
         "Rounds": (f"{plan.rounds}", "uploads of every device"),
         "Steps per round": (f"{plan.tau}", "tau, the local steps between two uploads"),
         "Learning rate": (f"{plan.learning_rate:.3g}", "of the local steps"),
-        "Momentum": (f"{plan.momentum:.2g}", "on the server: costs no privacy"),
+        "Momentum": (f"{plan.momentum:.2g}", f"{server}: costs no privacy"),
         "Noise": (
             f"{noise:.3g}",
             "standard deviation per coordinate of the mean gradient; median over the "

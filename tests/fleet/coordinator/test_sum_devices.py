@@ -14,6 +14,9 @@ from fedbudget.fleet.coordinator.sum_rounds import SENT, Phase
 from fedbudget.fleet.device import sum_guard
 from fedbudget.fleet.device.exact_uploads import exact_upload
 from fedbudget.fleet.device.statement import read_statement
+from fedbudget.fleet.secure import graph
+from fedbudget.fleet.wire.codec import decode
+from fedbudget.fleet.wire.secure_messages import PeerList
 from tests.cli.running import run as run_command
 from tests.fleet.sums import SumFleet
 
@@ -291,3 +294,63 @@ def test_plans_of_another_trust_and_too_many_devices_are_refused(
     plan = fleet.plan()
     with pytest.raises(InvalidInputError, match="use SumDevices"):
         open_fleet.begin(plan)
+
+
+@pytest.fixture
+def circle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SumFleet]:
+    """Devices that share masks with few neighbours, as above 100 devices."""
+    few = graph.Neighbourhood(degree=8, threshold=5, least_nearby=1)
+    monkeypatch.setattr(graph, "neighbourhood", lambda *_, **__: few)
+    fleet = SumFleet(tmp_path, 24, 15)
+    yield fleet
+    fleet.close()
+
+
+def test_a_circle_of_neighbours_sums_exactly_with_dropouts_in_every_phase(
+    circle: SumFleet, vectors: list[Any]
+) -> None:
+    names = circle.names
+    kinds = dict(zip((names[17], names[2], names[9]), IN_ROUNDS[:3], strict=True))
+    lost = set(kinds.items())
+    circle.loop.from_device = lambda name, sent, _: (name, sent) not in lost
+    run = circle.train(rounds=1)
+    (round_one,) = run.rounds
+    assert round_one.answered == 22  # without one key and one upload
+    peers = PeerList.from_bytes(
+        decode(circle.checkpoints.sum_messages(0, 0)["peers"][""])[0]  # type: ignore[union-attr]
+    ).read()
+    assert [peer.device for peer in peers] == sorted(names)
+    shares = circle.entries(names[0], "reveal")[0].body
+    assert len(shares["self_masks"]) + len(shares["mask_keys"]) < 22
+    check_ledgers(circle)
+    in_sum = [v for name, v in zip(names_of(circle), vectors, strict=True)
+              if name != names[2]]  # fmt: skip
+    weight = sum(w for n, w in zip(names, circle.plan().weights, strict=True)
+                 if n not in (names[2], names[17]))  # fmt: skip
+    total = np.sum(in_sum, axis=0) * circle.coordinator._grid.step
+    assert run.theta.tolist() == (total / float(weight)).tolist()
+
+
+def names_of(fleet: SumFleet) -> list[str]:
+    """Return the devices that were charged, in the order of their uploads."""
+    return [name for name in fleet.names if fleet.entries(name, "charge")]
+
+
+def test_missing_neighbours_are_waited_for_and_tried_again(circle: SumFleet) -> None:
+    """Enough answers, but those that are missing are next to each other."""
+    coordinator = circle.coordinator
+    gone: set[str] = set()
+
+    def arrives(name: str, kind: str, _: bytes) -> bool:
+        if kind == "attempt-keys" and not gone:
+            guard: Any = circle.loop.devices[name]._guard
+            (run,) = guard._runs.values()
+            gone.update(circle.names[m] for m in run.peers.neighbours[5])
+        first = coordinator._attempt == 1
+        return not (first and kind == "attempt-upload" and name in gone)
+
+    circle.loop.from_device = arrives
+    run = circle.train(rounds=1)
+    assert coordinator._attempt == 2
+    assert run.rounds[0].answered == 24
+    check_ledgers(circle)

@@ -288,7 +288,7 @@ def _plain(point: Point, result: Sweep) -> dict[str, Any]:
     budgets = {"planner": point.planner, "epsilon": point.epsilon, "cost": point.cost}
     if point.plan is None:
         return budgets | {"feasible": False}
-    names = ("tau", "rounds", "learning_rate", "momentum")
+    names = ("tau", "rounds", "learning_rate", "momentum", "server_rate")
     accuracy = result.measured.get("test_accuracy")
     mean, std = (None, None) if accuracy is None else spread(accuracy[point.number])
     return (

@@ -198,6 +198,8 @@ def _plan_in_words(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "steps", f"{counted(plan.steps, 'local step')} in total"
     yield "learning rate", f"{plan.learning_rate:.4g}"
     yield "momentum", f"{plan.momentum:.2g}, on the server"
+    if plan.server_rate != 1:
+        yield "server rate", f"{plan.server_rate:.3g}, of a round's averaged move"
     if plan.drift_correction:
         yield "drift", "corrected by each device's last deviation from the average"
     yield "batch size", f"{span(plan.batch_size)}: {batch[plan.sampling]}"

@@ -137,9 +137,10 @@ def show_sweep(
 
 
 def _in_a_line(plan: Plan) -> str:
+    server = "" if plan.server_rate == 1 else f", server rate {plan.server_rate:.3g}"
     return (
         f"{counted(plan.rounds, 'round')} of {counted(plan.tau, 'local step')}, "
-        f"learning rate {plan.learning_rate:.4g}, momentum {plan.momentum:.2g}"
+        f"learning rate {plan.learning_rate:.4g}, momentum {plan.momentum:.2g}{server}"
     )
 
 

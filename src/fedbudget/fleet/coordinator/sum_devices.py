@@ -30,7 +30,8 @@ from fedbudget.fleet.coordinator.sum_rounds import (
     most_moved,
 )
 from fedbudget.fleet.device.sum_terms import grid_of, terms_of
-from fedbudget.fleet.secure.peers import Member, Peers
+from fedbudget.fleet.secure.introductions import member_of
+from fedbudget.fleet.secure.peers import Peers
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.framing import Joiner, split
@@ -163,21 +164,18 @@ class SumDevices(FleetDevices):
                 run, Phase.INTRODUCTIONS, wanted, least, lambda name: self._offers[name]
             )
             introductions = run.received(Phase.INTRODUCTIONS)
-            ordered = [introductions[n] for n in self.names if n in introductions]
+            ordered = [introductions[name] for name in sorted(introductions)]
             peers = PeerList.of(context.run, map(Introduction.from_bytes, ordered))
             self._store_order(run, peers)
         signed = run.sent(PeerList.kind)
         assert signed is not None
         self._keep(topics.peers(context.run), signed)
         listed = PeerList.from_bytes(decode(signed)[0]).read()
-        members = tuple(
-            Member(name=i.device, verify_key=i.verify_key, share_key=i.share_key)
-            for i in listed
-        )
         try:
-            return Peers(
-                run=context.run,
-                members=members,
+            return Peers.for_sums(
+                context.run,
+                tuple(map(member_of, listed)),
+                least_answers=context.plan.least_answers,
                 colluders=context.plan.colluders,
                 terms=self._terms,
             )
@@ -299,7 +297,7 @@ class SumDevices(FleetDevices):
             elapsed = time.monotonic() - started
             received = wanted & set(current.received(phase))
             waiting = wanted - received - set(current.refused)
-            enough = len(received) >= least
+            enough = len(received) >= least and current.suffices(phase, received)
             if not waiting or (enough and waiting <= self._gone()):
                 break
             if elapsed >= (self.deadline if enough else most):
@@ -318,6 +316,8 @@ class SumDevices(FleetDevices):
         if enough:
             return
         message = f"{len(received)} devices sent {phase}, of at least {least}"
+        if len(received) >= least:
+            message += ", but the missing ones are neighbours of each other"
         if not early:
             raise _TooFewError(message)
         reasons = sorted({entry.reason for entry in current.refused.values()})

@@ -134,6 +134,10 @@ class Collector:
     def take_step(self, device: str, kind: object, payload: bytes) -> None:
         """Ignore messages about attempts: none has begun, or it is over."""
 
+    def suffices(self, phase: Phase, devices: set[str]) -> bool:
+        """Return whether devices can go on with what these have sent, if not few."""
+        return True
+
     def drop(self, device: str, reason: str) -> None:
         """Count a dropped message, in the log and in the checkpoints."""
         context = self.context
@@ -175,6 +179,22 @@ class SumAttempt(Collector):
         self.of = Attempt(context.run, context.round, attempt)
         self._index = {member.name: m for m, member in enumerate(peers.members)}
         self.least = max(peers.least_answers, context.plan.least_answers)
+
+    def suffices(self, phase: Phase, devices: set[str]) -> bool:
+        """Return whether devices would go on, and the sum could be unmasked.
+
+        With k neighbours on a circle, those that are missing must not be too close.
+        """
+        sent = {self._index[device] for device in devices}
+        if phase is Phase.KEYS:
+            return self.peers.is_spread(sent)
+        if phase is not Phase.UPLOADS:
+            return True
+        threshold = self.peers.neighbourhood.threshold
+        return self.peers.is_spread(sent) and all(
+            len(sent.intersection(self.roster.neighbours(index))) >= threshold
+            for index in self.roster.keys
+        )
 
     def take_step(self, device: str, kind: object, payload: bytes) -> None:
         """Store a message about this attempt; ignore one about another."""

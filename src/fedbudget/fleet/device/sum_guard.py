@@ -9,7 +9,7 @@ round. Every input is untrusted. In addition to what a guard checks, this one
 3.  sends its noisy vector only under masks: the same vector again in a later attempt,
     under fresh ones, and never once it has revealed a share of that round;
 4.  signs one list of answers per attempt, of at least as many devices as its noise was
-    counted for;
+    counted for, itself among them, of which masks connect all honest ones;
 5.  reveals, once per round and only for a list that a quorum has signed, one of the two
     shares of each peer. What it reveals is in its ledger, on disk, before it is sent.
 """
@@ -223,6 +223,7 @@ class SumGuard(Guard):
             order.run,
             order.read(),
             authority=self._sums.identity.ca,
+            least_answers=terms.least_answers,
             colluders=terms.colluders,
             terms=terms.common,
         )
@@ -337,6 +338,12 @@ class SumGuard(Guard):
                 f"{len(roster.keys)} devices have announced keys, below the "
                 f"{run.least_answers} that are needed",
             )
+        if not run.peers.is_spread(roster.keys):
+            raise _Refusal(
+                "policy",
+                "the roster leaves out so many neighbours of each other that a part of "
+                "the sum could be seen",
+            )
         try:
             roster.check()
         except InvalidInputError as error:
@@ -390,6 +397,8 @@ class SumGuard(Guard):
             protocol.check_answers_list(roster, answered, least=run.least_answers)
         except InvalidInputError as error:
             raise _Refusal("policy", str(error)) from None
+        if run.participant.index not in answered:
+            return None  # its upload came too late, or the coordinator says so
         if state.answered is None:
             state = replace(state, answered=order.answered)
             self._ledger.update(order.run, state)

@@ -64,6 +64,7 @@ def checked_peers(
     introductions: Sequence[Introduction],
     *,
     authority: Path,
+    least_answers: int,
     colluders: int,
     terms: bytes,
 ) -> Peers:
@@ -71,15 +72,25 @@ def checked_peers(
 
     Raises:
         InvalidInputError: A certificate is not of the authority, or of another name or
-            expired; a signature is invalid; there are too few peers.
+            expired; a signature is invalid; they are unsorted, or too few.
     """
     for introduction in introductions:
         check_introduction(introduction, authority)
-    members = tuple(_member(introduction) for introduction in introductions)
-    return Peers(run=run, members=members, colluders=colluders, terms=terms)
+    names = [introduction.device for introduction in introductions]
+    if names != sorted(names):  # the order decides who are neighbours
+        raise InvalidInputError("the list of peers is not sorted by their names")
+    members = tuple(map(member_of, introductions))
+    return Peers.for_sums(
+        run,
+        members,
+        least_answers=least_answers,
+        colluders=colluders,
+        terms=terms,
+    )
 
 
-def _member(introduction: Introduction) -> Member:
+def member_of(introduction: Introduction) -> Member:
+    """Return the keys of an introduction."""
     return Member(
         name=introduction.device,
         verify_key=introduction.verify_key,
@@ -123,7 +134,7 @@ def check_introduction(introduction: Introduction, authority: Path) -> None:
         if listed.get_revoked_certificate_by_serial_number(serial) is not None:
             raise InvalidInputError(f"the certificate of peer {name!r} is revoked")
     key = certificate.public_key()
-    statement = _statement(introduction.run, _member(introduction))
+    statement = _statement(introduction.run, member_of(introduction))
     try:
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise InvalidSignature

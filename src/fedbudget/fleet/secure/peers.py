@@ -12,7 +12,7 @@ mask keys of those who announced one; its digest is in every mask.
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -97,8 +97,31 @@ class Peers:
     run: bytes
     members: tuple[Member, ...]
     colluders: int  # c: devices that may be on the server's side
-    dropouts: int = 0  # expected at most, for the number of neighbours above 100
+    dropouts: int = 0  # tolerated, for the number of neighbours above 100
     terms: bytes = b""  # of the sum: they must be the same for all devices
+
+    @classmethod
+    def for_sums(
+        cls,
+        run: bytes,
+        members: tuple[Member, ...],
+        *,
+        least_answers: int,
+        colluders: int,
+        terms: bytes,
+    ) -> "Peers":
+        """Return the peers of sums of at least this many answers.
+
+        All other devices may drop out.
+        """
+        least = max(least_answers, _quorum(len(members), colluders))
+        return cls(
+            run=run,
+            members=members,
+            colluders=colluders,
+            dropouts=max(0, len(members) - least),
+            terms=terms,
+        )
 
     def __post_init__(self) -> None:
         names = [member.name for member in self.members]
@@ -139,7 +162,7 @@ class Peers:
         More than (n + c) / 2: two different lists would need an honest device that
         confirmed both.
         """
-        return (len(self.members) + self.colluders) // 2 + 1
+        return _quorum(len(self.members), self.colluders)
 
     @property
     def least_answers(self) -> int:
@@ -148,6 +171,21 @@ class Peers:
         A quorum of them, and T besides each one of them.
         """
         return max(self.quorum, self.neighbourhood.threshold + 1)
+
+    @cached_property
+    def circle(self) -> list[int]:
+        """The devices in the order in which each has the next ones as neighbours."""
+        return graph.circle(len(self.members), self.digest)
+
+    def is_spread(self, members: Container[int]) -> bool:
+        """Return whether masks connect the honest ones of these devices.
+
+        Everybody shares masks with everybody, or no part of the circle lacks them.
+        """
+        size = self.neighbourhood
+        return not size.least_nearby or graph.is_spread(
+            self.circle, members, half=size.degree // 2, least=size.least_nearby
+        )
 
     def index(self, name: str) -> int:
         """Return the index of a device.
@@ -159,6 +197,10 @@ class Peers:
             if member.name == name:
                 return index
         raise InvalidInputError(f"{name!r} is not among the {len(self.members)} peers")
+
+
+def _quorum(num_devices: int, colluders: int) -> int:
+    return (num_devices + colluders) // 2 + 1
 
 
 class AnnouncedKey(NamedTuple):

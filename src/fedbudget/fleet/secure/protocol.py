@@ -25,6 +25,11 @@ would need more than half of its honest neighbours to reveal, who reveal once.
 Keys for shares are derived from both devices' run keys, the list of peers, the attempt
 and S_u, which is fresh: no key encrypts twice. The digest of the list is also the
 associated data of the encryption.
+
+**Why a list must be spread.** With k neighbours on a circle, a server that says that
+all neighbours of u have dropped out would obtain their mask keys, and see u's upload
+alone; of a longer part, its sum. `graph` has how many answers there must be in every
+part of the circle; devices check that before they upload, and before they sign.
 """
 
 import hashlib
@@ -239,7 +244,7 @@ def answers_statement(roster: Roster, answered: Sequence[int]) -> bytes:
 
 
 def check_answers_list(roster: Roster, answered: Sequence[int], *, least: int) -> None:
-    """Raise unless a list of answers is sorted, part of the roster and long enough.
+    """Raise unless a list of answers is sorted, in the roster, long enough and spread.
 
     Raises:
         InvalidInputError: It is not: no share may be revealed for it.
@@ -251,6 +256,11 @@ def check_answers_list(roster: Roster, answered: Sequence[int], *, least: int) -
     if len(answered) < least:
         raise InvalidInputError(
             f"a list of {len(answered)} answers is below the least number {least}"
+        )
+    if not roster.peers.is_spread(set(answered)):
+        raise InvalidInputError(
+            f"a list of {len(answered)} answers leaves out so many neighbours of each "
+            "other that a part of the sum could be seen"
         )
 
 

@@ -40,7 +40,7 @@ from fedbudget.fleet.wire.messages import (
 )
 from fedbudget.privacy.runs import UNITS
 
-MOST_PEERS = 100  # of a fleet: everybody shares masks with everybody
+MOST_PEERS = 1000  # of a fleet
 _INDEX_BYTES = 4
 _KEY_RECORD = 2 * KEY_BYTES + SIGNATURE_BYTES
 _COUNT = whole_field(most=1 << 20)

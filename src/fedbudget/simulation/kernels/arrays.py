@@ -43,6 +43,7 @@ class Work(NamedTuple):
     l2: Any  # float32, shape (L,)
     learning_rate: Any  # float32, shape (L,)
     momentum: Any  # float64, shape (L,): of the server's averaged update
+    server_rate: Any  # float64, shape (L,): a factor of that update
     batch_size: Any  # int64, shape (M, L)
     noise_std: Any  # float32, shape (M, L): of the first round of a run
     noise_decay: Any  # float64, shape (L,): its factor from round to round

@@ -239,25 +239,28 @@ def finish_round(r: Any, key: Any, work: Any, memory: Any, run: Any) -> None:
     if peek(run.rounds_done, 0) == r:
         for i in range(len(mean)):
             run.means[r + 1, i] = mean[i]
-        spare = run.partial[worker, blocks + 1]
+        spare = (run.partial[worker, blocks + 1], mean)
         now = (run.models[r], run.velocities[r])
         after = (run.models[r + 1], run.velocities[r + 1])
-        serve(mean, work.momentum, spare, now, after)
+        serve(mean, work, spare, now, after)
         change(run.rounds_done, 0, r, r + 1)
 
 
 @compiled_exact
-def serve(mean: Any, momentum: Any, spare: Any, now: Any, after: Any) -> None:
+def serve(mean: Any, work: Any, spare: Any, now: Any, after: Any) -> None:
     """Write the server's next model and velocity: `algorithm.Server.update`.
 
     Two loops: a product and a sum in one are fused, and rounded once instead of twice.
-    Only final values are written, since another thread may read or write the same.
+    Only final values are written, since another thread may read or write the same. The
+    second of the spare arrays may be the mean itself.
     """
-    lanes = len(momentum)
+    kept, moves = spare
+    lanes = len(work.momentum)
     for i in range(len(mean)):
-        spare[i] = momentum[i % lanes] * now[1][i]
+        kept[i] = work.momentum[i % lanes] * now[1][i]
+        moves[i] = work.server_rate[i % lanes] * (mean[i] - now[0][i])
     for i in range(len(mean)):
-        velocity = spare[i] + (mean[i] - now[0][i])
+        velocity = kept[i] + moves[i]
         after[0][i] = now[0][i] + velocity
         after[1][i] = velocity
 
@@ -330,6 +333,7 @@ def _work_of_group(works: Any, group: Any) -> Any:
             works.l2[group],
             works.learning_rate[group],
             works.momentum[group],
+            works.server_rate[group],
             works.batch_size[group],
             works.noise_std[group],
             works.noise_decay[group],
@@ -375,7 +379,7 @@ def worker_runs(
         for r in range(longest):
             key = (seeds[group], r * work.tau, r)
             next_mean(rows, now[0], key, work, scratch, sums, shifts)
-            serve(sums[0], work.momentum, sums[1], now, now)
+            serve(sums[0], work, (sums[1], sums[2]), now, now)
             for lane in range(lanes):
                 if num_rounds[group, lane] == r + 1:
                     for i in range(lane, len(now[0]), lanes):

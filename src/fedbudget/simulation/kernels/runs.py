@@ -35,6 +35,7 @@ _PER_RUN = (
     "l2",
     "learning_rate",
     "momentum",
+    "server_rate",
     "batch_size",
     "noise_std",
     "noise_decay",
@@ -69,6 +70,7 @@ class RoundPlan:
     weights: ArrayLike  # p_m; a device with weight 0 does not take part
     sampling: Sampling = "fixed"
     momentum: float = 0.0  # of the server's update, between rounds
+    server_rate: float = 1.0  # a factor of that update
     drift_correction: bool = False  # see `algorithm.next_shift`
     noise_decay: float = 1.0  # the noise of a round over that of the round before
     # Noise once per upload (`algorithm.noisy_upload`), drawn once, for the mean:
@@ -91,6 +93,7 @@ def _check_plan(plan: RoundPlan, packed: PackedRows) -> None:
     """Refuse invalid plans: the kernels themselves check nothing."""
     one_of("sampling", plan.sampling, SAMPLINGS)
     number("momentum", plan.momentum, least=0, below=1)
+    number("server_rate", plan.server_rate, above=0)
     number("noise_decay", plan.noise_decay, above=0, most=1)
     number("learning_rate", plan.learning_rate)
     whole("tau", plan.tau)
@@ -501,6 +504,7 @@ def _work(plans: Sequence[RoundPlan], packed: PackedRows) -> Any:
         l2=np.full(lanes, loss.l2, dtype=np.float32),
         learning_rate=rates.astype(np.float32),
         momentum=_spread([plan.momentum for plan in plans], outputs, lanes),
+        server_rate=_spread([plan.server_rate for plan in plans], outputs, lanes),
         batch_size=np.ascontiguousarray(sizes, dtype=np.int64),
         noise_std=_rounded_up(noise_std),
         noise_decay=_spread([plan.noise_decay for plan in plans], outputs, lanes),
