@@ -105,7 +105,7 @@ def test_files_frames_and_devices_read_the_same(tmp_path: Path) -> None:
     frame = pd.DataFrame(rows)
     frame["at"] = pd.to_datetime(frame["at"])  # with a zone
     other = fb.from_table(frame, schema=SCHEMA, **options)
-    assert (data.train.x == other.train.x).all()
+    assert np.array_equal(data.train.x, other.train.x)  # type: ignore[arg-type]
     with pytest.warns(NotPrivateWarning, match="columns 'v', 'y' were read"):
         inferred = fb.from_table(path, **options)
     assert inferred.schema is not None
@@ -121,7 +121,7 @@ def test_windows_have_the_time_of_their_last_reading() -> None:
     plain = SCHEMA.to_dict() | {"windows": {"length": 20, "columns": ["v"]}}
     schema = Schema.from_dict(plain)
     rows = table()
-    x = schema.encode({n: rows[n] for n in schema.features})
+    x = np.asarray(schema.encode({n: rows[n] for n in schema.features}))
     at = schema.feature_names.index("at_hour_sin")
     hours = np.sin(2 * np.pi * (7 * np.array([19, 39, 59]) % 24) / 24)
     assert x[:, at] / x[:, -1] == pytest.approx(hours, abs=1e-6)
