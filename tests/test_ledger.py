@@ -43,16 +43,17 @@ def test_a_plan_fits_the_budget_it_was_made_for_and_not_a_round_more() -> None:
 def test_epsilons_converted_in_advance_are_those_of_the_charges(
     accountant: str,
 ) -> None:
-    """Charges of one size, then of another, with a mask and a prior."""
+    """Charges of one size, then of another, then growing; a mask and a prior."""
     budget = fb.Budget(epsilon=1e3, delta=[1e-4, 1e-4, 1e-6], cost=1e9)
     ledger = fb.Ledger(budget, num_devices=3, accountant=accountant)
     convert = accountant_named(accountant).epsilon_from_mu  # type: ignore[attr-defined]
     everyone, some = np.ones(3, dtype=bool), np.array([True, False, True])
     mu_sq = np.zeros(3)
     charges = [(40.0, everyone)] * 20 + [(10.0, some)] * 20 + [(40.0, everyone)] * 9
+    charges += [(40.0 * 0.97**number, everyone) for number in range(20)]
     for number, (noise, mask) in enumerate(charges):
         if number == 10:
-            ledger.count_prior(0.3)
+            ledger.count_prior(0.3, ["a measurement"])
         charge = fb.Charge(steps=3, noise_multiplier=noise, cost=1)
         assert (ledger.charge(charge, mask=mask) == mask).all()
         mu_sq += np.where(mask, 12 / noise**2, 0.0)
@@ -274,8 +275,9 @@ class TestTurns:
         ([("ab", 4.0), ("a", 1.0)], 4.0),
         ([("a", 1.0), ("b", 1.0)], 2.0),  # disjoint
         ([("ab", 4.0), ("bc", 3.0)], 7.0),  # b is counted twice: never too little
-        ([("", 1.0), ("a", 1.0)], 2.0),  # without a name: never a subset
-        ([("", 1.0), ("", 2.0)], 2.0),
+        ([("a", 1.0), ("ab", 0.5)], 1.0),  # more names cannot cost less
+        ([("a", 1.0), ("b", 2.0), ("abc", 0.0)], 3.0),
+        ([("a", 1.0), ("ab", 4.0), ("abc", 0.0)], 4.0),
     ],
 )
 def test_prior_measurements_are_counted_by_their_names(
@@ -286,6 +288,13 @@ def test_prior_measurements_are_counted_by_their_names(
         ledger.count_prior(spent**0.5, names)
     exact = GDP.epsilon_from_mu(mu_squared**0.5, 1e-4)
     assert ledger.epsilon == pytest.approx([float(exact)] * 2)
+
+
+def test_a_measurement_needs_a_name() -> None:
+    ledger = fb.Ledger(None, num_devices=2)
+    ledger.count_prior(0.0)  # nothing was spent
+    with pytest.raises(fb.InvalidInputError, match=r"mu 0\.5 has no name"):
+        ledger.count_prior([0.0, 0.5])
 
 
 def test_a_budget_too_small_for_any_noise_pays_for_nothing() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 import fedbudget as fb
 from fedbudget.checks import Array
 from fedbudget.ledger import Charge, Ledger
-from fedbudget.privacy import Kind, Unit
+from fedbudget.privacy import GDP, Kind, Unit
 from fedbudget.training import Order, Replies, Run
 from tests.examples import honest, plain, round_of, small_data
 
@@ -177,7 +177,7 @@ class TestAContinuedRunKeepsItsState:
         assert second.theta == pytest.approx(straight.theta, abs=1e-5)
         assert np.abs(second.theta - first.theta).max() > 0.01
         # It would not without the state.
-        without = replace(first, velocity=None, state={})
+        without = replace(first, velocity=None, state={"noise": first.state["noise"]})
         devices = fb.SimulatedDevices(self.DATA, seed=3)
         fb.train(self.PLAN, devices, stop=lambda latest: latest.number == 5)
         restarted = fb.train(replace(self.PLAN, rounds=3), devices, after=without)
@@ -228,7 +228,8 @@ class TestAContinuedRunKeepsItsState:
         assert plain(resumed.rounds) == plain(straight.rounds)
 
     def test_real_devices_that_correct_drift_get_no_velocity(self) -> None:
-        first, _ = self.parts(fb.SimulatedDevices(self.DATA, seed=3))
+        simulated, _ = self.parts(fb.SimulatedDevices(self.DATA, seed=3))
+        first = replace(simulated, kind="release")
         for drift_correction in (True, False):
             plan = replace(self.PLAN, drift_correction=drift_correction)
             devices = Real()
@@ -238,6 +239,38 @@ class TestAContinuedRunKeepsItsState:
             moves = bool(devices.order.velocity.any())
             assert moves == (not drift_correction)
             assert devices.order.state == {}
+
+
+def test_a_fleet_that_counts_one_run_states_the_spending_of_both() -> None:
+    first, second = Counting(), Counting()
+    plan = replace(honest(TestAContinuedRunKeepsItsState.PLAN), noise_decay=1.0)
+    run = fb.train(plan, first)
+    both = fb.train(plan, second, after=run)
+    assert both.rounds[-1].cost.tolist() == [2 * plan.rounds] * 4
+    straight = replace(plan, rounds=2 * plan.rounds).gradients
+    exact = GDP.epsilon(straight, delta=plan.delta)
+    assert both.rounds[-1].epsilon == pytest.approx(exact, rel=1e-6)
+    assert (both.rounds[-1].epsilon >= exact * (1 - 1e-9)).all()
+    assert both.privacy.epsilon == pytest.approx(float(exact.max()), rel=1e-6)
+
+
+class Counting:
+    """Devices outside this process; their coordinator counts one run."""
+
+    kind: Kind = "release"
+    num_devices = 4
+
+    def begin(self, plan: fb.Plan) -> None:
+        pass
+
+    def run_round(self, order: Order) -> Replies:
+        releases = replace(order.plan, rounds=order.number).gradients
+        return Replies(
+            theta=order.theta,
+            answered=np.ones(4, dtype=bool),
+            epsilon=GDP.epsilon(releases, delta=order.plan.delta),
+            cost=np.full(4, float(order.number)),
+        )
 
 
 class Real:

@@ -177,3 +177,5 @@ def test_a_tracker_tells_a_release_from_a_simulation() -> None:
     assert "nothing is promised for this model" in simulation["privacy"]
     assert release["privacy"].startswith("release: (")
     assert (simulation["kind"], release["kind"]) == ("simulation", "release")
+    caveat = "NOT covered: how many rows a device has"
+    assert parameters(PLAN, "release", [caveat])["privacy"].endswith(caveat)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.algorithm import Batch, Server, local_steps, weighted_mean
+from fedbudget.algorithm import Batch, Server, State, local_steps, weighted_mean
 from fedbudget.privacy import GDP, Kind
 from fedbudget.record import read_run
 from fedbudget.simulation.dissimilarity import measure_dissimilarity
@@ -54,7 +54,6 @@ class Scripted:
     kind: Kind = "simulation"
     caveats: tuple[str, ...] = ("NOT covered: a test's counts",)
     num_devices = 4
-    steps_taken = 0
 
     def __init__(self, averages: list[Any]) -> None:
         self.averages = averages
@@ -76,6 +75,9 @@ class Scripted:
             cost=np.zeros(4),
             refused={} if theta is not None else {0: "asleep"},
         )
+
+    def steps_taken(self, state: State) -> int:
+        return 0
 
     def catch_up(self, order: Order) -> None:
         self.caught_up = order.number - 1
@@ -458,7 +460,7 @@ class TestInterrupted:
         devices = fb.SimulatedDevices(DATA)
         fb.train(plan, devices)
         self.cut(tmp_path / "run", devices, after=first)
-        with pytest.raises(fb.InvalidInputError, match="have taken only 0,"):
+        with pytest.raises(fb.InvalidInputError, match="have taken only 0 of it"):
             fb.train(
                 PLAN, fb.SimulatedDevices(DATA), after=first, record=tmp_path / "run"
             )
@@ -609,3 +611,21 @@ def test_a_continued_run_states_what_all_its_rounds_spent(
     assert second.privacy.epsilon == pytest.approx(spent)
     recorded = read_run(tmp_path / "run")
     assert recorded.privacy.epsilon == pytest.approx(spent)
+    assert recorded.about["privacy"] == str(second.privacy)
+
+
+def test_a_continued_run_says_so_before_it_ends(tmp_path: Path) -> None:
+    devices = fb.SimulatedDevices(DATA)
+    first = fb.train(PLAN, devices)
+
+    def interrupt(_: fb.Round) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fb.train(
+            PLAN, devices, after=first, record=tmp_path / "run", on_round=interrupt
+        )
+    said = json.loads((tmp_path / "run" / "about.json").read_text())["privacy"]
+    assert said.endswith(
+        "the run that it continues is not in this epsilon, and adds to it"
+    )

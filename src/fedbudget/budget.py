@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from fedbudget.checks import Array, PerDevice, floats, one_of, per_device, whole, within
 from fedbudget.errors import InvalidInputError
-from fedbudget.privacy.runs import TRUSTS, UNITS, Trust, Unit
+from fedbudget.privacy.runs import TRUSTS, UNITS, Scope, Trust, Unit
 from fedbudget.privacy.uploads import check_answers
 
 # Far above any use, and far below where the arithmetic of a plan overflows.
@@ -106,6 +106,11 @@ class Budget:
             if isinstance(value, np.ndarray) or value != defaults[name]
         ]
         return f"Budget({', '.join(shown)})"
+
+    @property
+    def scope(self) -> Scope:
+        """What epsilon protects, and against whom."""
+        return Scope(self.unit, self.trust, self.colluders)
 
     def for_rows(self, num_samples: ArrayLike) -> "Budget":
         """Return the budget of devices with these rows: its delta, or a planned one.

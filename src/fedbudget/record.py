@@ -56,6 +56,8 @@ from fedbudget.planning.plans import is_same_plan
 from fedbudget.privacy import Kind, PrivacyStatement
 from fedbudget.text import counted
 
+# Of a continued run, until its last round says what all of them have spent.
+_CONTINUES = "the run that it continues is not in this epsilon, and adds to it"
 # Files of a run that stopped before its plan was written: nothing to resume.
 _BEFORE_PLAN = {"about.json", ".about.json.partial", ".plan.json.partial"}
 _RESUME = "make room or choose another folder; the run can be resumed"
@@ -115,6 +117,7 @@ class Record:
         self.path = Path(path)
         self._about = dict(about or {})
         self._lock: _Lock | None = None
+        self._plan: Plan | None = None
 
     def open(
         self,
@@ -139,7 +142,9 @@ class Record:
                 changed.
         """
         self._about |= same or {}
-        privacy = replace(plan.privacy, kind=kind, caveats=tuple(caveats))
+        self._plan = plan
+        more = [_CONTINUES] if self._about.get("steps_before") else []
+        privacy = replace(plan.privacy, kind=kind, caveats=(*caveats, *more))
         fixed = {
             "kind": kind,
             "caveats": list(caveats),
@@ -182,8 +187,19 @@ class Record:
 
     def finish(self, theta: NDArray[Any], last: Round) -> None:
         """Write the released model and the spending: the run is finished."""
+        if self._plan is not None and self._about.get("steps_before"):
+            self._state_all(self._plan, last)
         self._save("model.npz", theta=theta, epsilon=last.epsilon, cost=last.cost)
         self._lock = None
+
+    def _state_all(self, plan: Plan, last: Round) -> None:
+        """State the epsilon of all rounds of a run that continues another."""
+        with refusing(self.path, _RESUME):
+            about = json.loads((self.path / "about.json").read_text())
+        run = RecordedRun(
+            path=self.path, plan=plan, about=about, rounds=[last], theta=None
+        )
+        self._write("about.json", _dump(about | {"privacy": str(run.privacy)}))
 
     def _cut(self, plan: Plan, *, rounds: int) -> None:
         """Cut the files after this number of rounds: later ones have no state."""

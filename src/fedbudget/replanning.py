@@ -138,6 +138,13 @@ def _check_can_continue(
             f"{budget.trust!r} and {budget.unit!r}: give the budget that the run was "
             "planned with"
         )
+    lacks = before.scope.lacks(budget.scope)
+    if lacks:
+        raise InvalidInputError(
+            f"the releases of the run so far {lacks}: give the budget that the run was "
+            "planned with",
+            argument="colluders",
+        )
     if before.accountant == NOT_PRIVATE:
         raise InvalidInputError(
             "the run was without privacy: there is no budget left to plan with"

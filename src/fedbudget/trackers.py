@@ -59,6 +59,7 @@ def tracker(
     plan: Plan,
     *,
     kind: Kind = "simulation",
+    caveats: Sequence[str] = (),
     device_names: Sequence[str] | None = None,
 ) -> Tracker:
     """Return a tracker; use it in a `with`, and pass it to `train(on_round=...)`.
@@ -67,6 +68,7 @@ def tracker(
         where: tensorboard:FOLDER, mlflow, mlflow:URI, wandb or wandb:PROJECT.
         plan: The plan of the run; logged as parameters.
         kind: Of the run, as the devices state it.
+        caveats: What its guarantee does not cover, as the devices state it.
         device_names: Names of the devices; by default 0, 1, ...
 
     Raises:
@@ -74,7 +76,7 @@ def tracker(
         MissingExtraError: Its package is not installed.
     """
     service, _, target = where.partition(":")
-    shown = parameters(plan, kind)
+    shown = parameters(plan, kind, caveats)
     names = tuple(device_names or map(str, range(plan.num_devices)))
     if service == "tensorboard" and target:
         return TensorBoard(target, shown, names)
@@ -106,13 +108,14 @@ def scalars(latest: Round, device_names: Sequence[str]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def parameters(plan: Plan, kind: Kind) -> Parameters:
+def parameters(plan: Plan, kind: Kind, caveats: Sequence[str] = ()) -> Parameters:
     """Return the parameters of a run that a tracker shows."""
+    privacy = replace(plan.privacy, kind=kind, caveats=tuple(caveats))
     values = {name: getattr(plan, name) for name in _PARAMETERS}
     epsilon = float(plan.epsilon.max())
     values["epsilon"] = epsilon if math.isfinite(epsilon) else "none"
     values["cost"] = float(plan.cost.max())
-    return values | {"kind": kind, "privacy": str(replace(plan.privacy, kind=kind))}
+    return values | {"kind": kind, "privacy": str(privacy)}
 
 
 class TensorBoard:

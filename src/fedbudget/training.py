@@ -21,7 +21,7 @@ from fedbudget.metrics import cautions
 from fedbudget.planning import Plan
 from fedbudget.planning.advice import advice_of
 from fedbudget.planning.plans import NOT_PRIVATE
-from fedbudget.privacy import Kind, PrivacyStatement
+from fedbudget.privacy import GDP, Kind, PrivacyStatement
 from fedbudget.record import Record, Round
 
 # Largest norm of a useful model; above it, a run has diverged. 10,000 of the planner's
@@ -127,9 +127,11 @@ class InMemory(Protocol):
         """What the guarantee does not cover, such as counts that depend on rows."""
         ...
 
-    @property
-    def steps_taken(self) -> int:
-        """Local steps of the longest run so far, with those of the runs before it."""
+    def steps_taken(self, state: State) -> int:
+        """Return the local steps of the run that ended with this state; 0 if of others.
+
+        Those of the runs that it continued count, too.
+        """
         ...
 
     def catch_up(self, order: Order) -> None:
@@ -230,13 +232,15 @@ def train(
             "leave it out, or simulate the devices"
         )
     measuring = _Measuring(devices, every=measure_every, personal=personal)
-    before = _steps_before(after, devices)
+    before = _steps_before(after, plan, devices)
     devices.begin(plan)
     folder = record if record is None or isinstance(record, Record) else Record(record)
     server, rounds = _started(plan, devices, folder, after, before)
     ended = server.rounds_done >= plan.rounds
     while not ended:
         replies = _one_round(plan, devices, server, before)
+        if after is not None and not isinstance(devices, InMemory):
+            replies = _with_spending(replies, plan, after)
         last = server.rounds_done == plan.rounds
         latest = _round(plan, server.rounds_done, replies)
         latest = measuring.measured(latest, server.theta, last=last)
@@ -321,20 +325,36 @@ def _continue(server: Server, plan: Plan, devices: Devices, after: Run) -> None:
         server.devices = {"shifts": centred.astype(np.float32)}
 
 
-def _steps_before(after: Run | None, devices: Devices) -> int:
-    """Return the steps of the run to continue; these devices must have taken them."""
+def _steps_before(after: Run | None, plan: Plan, devices: Devices) -> int:
+    """Return the steps of the run to continue; these devices must have taken them.
+
+    A guarantee for both runs together needs one for each, of the same scope.
+    """
     if after is None:
         return 0
     if not isinstance(after, Run):
         raise InvalidInputError(
             f"after must be a Run, as train returns it, got a {type(after).__name__}"
         )
-    if isinstance(devices, InMemory) and devices.steps_taken < after.steps:
+    if devices.kind == "release" and after.kind != "release":
         raise InvalidInputError(
-            f"the run to continue took {after.steps} local steps, but these devices "
-            f"have taken only {devices.steps_taken}, and their ledgers charged no "
-            "more: pass the devices that ran it, or run it on these first"
+            "the run to continue is a simulation, and nothing is promised for its "
+            "model: a release cannot start from it; start without after"
         )
+    lacks = after.plan.scope.lacks(plan.scope)
+    if lacks and NOT_PRIVATE not in (plan.accountant, after.plan.accountant):
+        raise InvalidInputError(
+            f"the releases of the run to continue {lacks}, as this plan states: plan "
+            "with the same unit, trust and colluders"
+        )
+    if isinstance(devices, InMemory):
+        taken = devices.steps_taken(after.state)
+        if taken < after.steps:
+            raise InvalidInputError(
+                f"the run to continue took {after.steps} local steps, but these "
+                f"devices have taken only {taken} of it, and their ledgers charged no "
+                "more: pass the devices that ran it, or run it on these first"
+            )
     return after.steps
 
 
@@ -363,6 +383,30 @@ def _one_round(plan: Plan, devices: Devices, server: Server, before: int) -> Rep
     server.devices = replies.state
     _check_divergence(server.theta, plan, order.number)
     return replies
+
+
+def _with_spending(replies: Replies, plan: Plan, after: Run) -> Replies:
+    """Return replies with the spending of the run before: a fleet counts one run.
+
+    Gaussian releases add up their mu^2, also if the second run was planned by the
+    answers of the first (`replanning`). What was measured before both counts twice: the
+    sum is too high, never too low.
+    """
+    if not after.rounds:
+        return replies
+    last = after.rounds[-1]
+    mu = np.hypot(_mu(last.epsilon, after.plan), _mu(replies.epsilon, plan))
+    finite = np.isfinite(mu) & (mu > 0)
+    total = GDP.epsilon_from_mu(np.where(finite, mu, 1.0), plan.delta)
+    epsilon = np.where(finite, total, mu)
+    return replace(replies, epsilon=epsilon, cost=replies.cost + last.cost)
+
+
+def _mu(epsilon: Array, plan: Plan) -> Array:
+    """Return the largest mu that an epsilon at the plan's delta allows."""
+    finite = np.isfinite(epsilon) & (epsilon > 0)
+    mu = GDP.mu_from_epsilon(np.where(finite, epsilon, 1.0), plan.delta) * (1 + 1e-9)
+    return np.where(finite, mu, epsilon)  # nothing, or without a bound
 
 
 class _Measuring:

@@ -190,3 +190,13 @@ def test_a_step_that_a_search_puts_in_is_named() -> None:
     )
     with pytest.warns(NotPrivateWarning, match=r"\(StandardScaler\), GridSearchCV"):
         search.fit(FIRST, LABELS)
+
+
+def test_the_statement_names_what_learns_around_the_estimator() -> None:
+    pipeline = make_pipeline(StandardScaler(), clone(MODEL))
+    with pytest.warns(NotPrivateWarning, match="standardscaler"):
+        pipeline.fit(FIRST, LABELS)
+    says = "NOT covered: what standardscaler (StandardScaler) learns from the same rows"
+    assert pipeline[-1].privacy_statement_.endswith(says)
+    alone = clone(MODEL).fit(FIRST, LABELS)
+    assert "NOT covered" not in alone.privacy_statement_

@@ -113,3 +113,20 @@ def test_every_query_has_noise_of_its_own() -> None:
     for i, first in enumerate(rows):
         for second in rows[i + 1 :]:
             assert not np.allclose(first, second, rtol=0.01)
+
+
+def test_a_plan_that_names_more_releases_erases_none() -> None:
+    asked = fb.ReleaseDevices(DATA)
+    problem = measure_dissimilarity(asked, PROBLEM, BUDGET, PRICES, share=0.5)
+    spent = asked.ledger.epsilon
+    names = (*problem.prior_releases, "another")
+    forged = replace(fb.plan(PROBLEM, BUDGET, PRICES), prior_releases=names)
+    asked.begin(forged)  # it says that all of them cost nothing
+    assert (asked.ledger.epsilon >= spent).all()
+
+
+def test_a_plan_whose_measurements_have_no_names_is_refused() -> None:
+    spent = fb.Problem(num_samples=PROBLEM.num_samples, dim=PROBLEM.dim, spent_mu=0.5)
+    unnamed = fb.plan(spent, BUDGET, PRICES)
+    with pytest.raises(fb.InvalidInputError, match=r"mu 0\.5 has no name"):
+        devices(budget=None).begin(unnamed)

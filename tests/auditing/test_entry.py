@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import fedbudget as fb
-from fedbudget.auditing.entry import is_simulation
 from fedbudget.errors import InvalidInputError, RecordError
 from tests.fleet.devices import write_device
 
@@ -112,12 +111,6 @@ def test_the_run_of_a_simulation_is_told_apart(tmp_path: Path) -> None:
     assert result.verdict.startswith("nothing is promised for the model")
     assert result.verdict.endswith(": no evidence against the claim")
     assert result.model is not None and "simulation" in result.model.not_applicable
-
-
-def test_folders_without_a_kind_are_simulations_unless_of_a_fleet() -> None:
-    assert is_simulation({}) and is_simulation({"kind": "simulation", "fleet": "x"})
-    assert not is_simulation({"fleet": "home"})
-    assert not is_simulation({"kind": "release"})
 
 
 def test_bad_targets_and_options(tmp_path: Path) -> None:

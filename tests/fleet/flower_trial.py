@@ -105,6 +105,10 @@ class FlowerTrial(TrialFleet):
             "status-port": self.status_port,
             "name": "demo",
             "dissimilarity": self.data.dissimilarity,
+            "trust": self.terms.trust,
+            "least-answers": self.terms.least_answers or 0,
+            "colluders": self.terms.colluders,
+            "authority": str((self.certs / "ca.pem").resolve()),
         }
         pairs = [
             f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"

@@ -160,6 +160,7 @@ def test_a_run_is_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     result = run(capsys, "export", str(folder), str(folder / "m.joblib"), "--json")
     assert json.loads(result.out)["classes"] == ["no", "yes"]
     fitted = joblib.load(folder / "m.joblib")
+    assert fitted.privacy_statement_.startswith("simulation: devices would spend")
     assert fitted.predict(columns).tolist() == ["yes", "no"]
     pytest.importorskip("onnx", reason="onnx is not installed")
     assert run(capsys, "export", str(folder), str(folder / "m.onnx")).code == 0

@@ -107,7 +107,7 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
                 `OneDeviceWarning` is issued.
         """
         within("row_norm", self.row_norm, above=0)
-        warn_of_pipeline(self)
+        around = warn_of_pipeline(self)
         if groups is None:
             warnings.warn(_ONE_DEVICE, OneDeviceWarning, stacklevel=2)
         check_numbers(X)
@@ -117,6 +117,9 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
             self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=self._numeric
         )
         labels, caveats = self._labels(y)
+        if around:
+            steps = ", ".join(around)
+            caveats.append(f"NOT covered: what {steps} learns from the same rows")
         rows = unit_rows(x, row_norm=self.row_norm, intercept=self.fit_intercept)
         run = self._train(by_device(rows, labels, groups, classes=self._class_names()))
         self.plan_, self.kind_ = run.plan, run.kind

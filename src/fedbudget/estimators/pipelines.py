@@ -56,8 +56,8 @@ def check_pipeline(pipeline: Any) -> tuple[str, ...]:
     return steps
 
 
-def warn_of_pipeline(estimator: Any) -> None:
-    """Check the pipeline and the other estimators that are fitting this one, if any.
+def warn_of_pipeline(estimator: Any) -> tuple[str, ...]:
+    """Return what learns in the estimators that are fitting this one, and warn.
 
     They do not pass themselves to what they fit, so the call stack is searched.
     """
@@ -71,6 +71,7 @@ def warn_of_pipeline(estimator: Any) -> None:
         if isinstance(owner, BaseEstimator) and owner is not estimator:
             steps |= dict.fromkeys(_uncovered(owner))
     _warn(tuple(steps))
+    return tuple(steps)
 
 
 def _warn(steps: tuple[str, ...]) -> None:

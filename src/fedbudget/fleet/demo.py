@@ -415,15 +415,25 @@ def write_site(
     x, y = rows
     dense = np.asarray(x.toarray() if hasattr(x, "toarray") else x, np.float32)
     np.savez(folder / "rows.npz", x=dense, y=np.asarray(y, int))
+    files = vars(identity_of(certs, name))
+    tls: dict[str, object] = {k: str(path.resolve()) for k, path in files.items()}
+    sections: dict[str, dict[str, object]] = {
+        "socket": {"file": str(socket)},
+        "sums": {
+            "trust": "sum",
+            "least_answers": terms.least_answers or 2,
+            "colluders": terms.colluders,
+            **{"peers" if key == "ca" else key: file for key, file in tls.items()},
+        },
+    }
     if socket is None:
-        files = vars(identity_of(certs, name))
-        tls = {key: str(path.resolve()) for key, path in files.items()}
-        transport = {"broker": {"host": "127.0.0.1", "port": port} | tls}
-    else:
-        transport = {"socket": {"file": str(socket)}}
+        del sections["socket"]
+        sections["broker"] = {"host": "127.0.0.1", "port": port, **tls}
+    if terms.trust != "sum":
+        del sections["sums"]
     trusted = (certs / "coordinator.pub").read_text().strip()
     path = folder / "policy.toml"
-    path.write_text(_policy(name, terms, trusted, transport))
+    path.write_text(_policy(name, terms, trusted, sections))
     return path
 
 
@@ -431,7 +441,7 @@ def _policy(
     name: str,
     terms: Terms,
     trusted: str,
-    transport: Mapping[str, Mapping[str, object]],
+    more: Mapping[str, Mapping[str, object]],
 ) -> str:
     sections: dict[str, Mapping[str, object]] = {
         "data": {"file": "rows.npz", "loss": terms.loss, "lineage": name},
@@ -448,14 +458,8 @@ def _policy(
             "trusted": [trusted],
             "least_noise_multiplier": terms.least_noise_multiplier,
         },
-        **transport,
+        **more,
     }
-    if terms.trust == "sum":
-        sections["sums"] = {
-            "trust": "sum",
-            "least_answers": terms.least_answers or 2,
-            "colluders": terms.colluders,
-        }
     lines = [f"device = {json.dumps(name)}"]
     for section, values in sections.items():
         lines += ["", f"[{section}]"]

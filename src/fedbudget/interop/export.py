@@ -289,8 +289,14 @@ class LinearModel:
 
         With a schema, a pipeline from raw columns: `SchemaEncoder` and a linear model.
         That is LogisticRegression for logistic and softmax, LinearSVC for hinge and
-        smooth_hinge, and LinearRegression for huber.
+        smooth_hinge, and LinearRegression for huber. The model's `privacy_statement_`
+        says whether it is a release or of a simulation.
         """
+        fitted = self._fitted()
+        fitted.privacy_statement_ = self.privacy
+        return fitted
+
+    def _fitted(self) -> Any:
         fitted = self._linear()
         if self.threshold != 0.5:
             from sklearn.frozen import FrozenEstimator

@@ -19,6 +19,7 @@ from fedbudget.privacy import (
     NoisyUploads,
     PrivacyStatement,
     Releases,
+    Scope,
     Trust,
     Unit,
     accountant_named,
@@ -424,6 +425,11 @@ class Plan:
             colluders=self.colluders,
             epsilon_alone=alone,
         )
+
+    @property
+    def scope(self) -> Scope:
+        """What epsilon protects, and against whom."""
+        return Scope(self.unit, self.trust, self.colluders)
 
     @property
     def sampling_probability(self) -> Array:

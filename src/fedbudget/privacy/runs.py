@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,32 @@ Trust: TypeAlias = Literal["uploads", "sum"]
 Unit: TypeAlias = Literal["sample", "device"]
 TRUSTS: tuple[Trust, ...] = ("uploads", "sum")
 UNITS: tuple[Unit, ...] = ("sample", "device")
+
+
+class Scope(NamedTuple):
+    """What a guarantee protects, and against whom."""
+
+    unit: Unit = "sample"
+    trust: Trust = "uploads"
+    colluders: int = 0  # with trust "sum": devices that may collude with the server
+
+    def lacks(self, wanted: "Scope") -> str:
+        """Return why releases of this scope do not count for another; empty if they do.
+
+        Statement: losses of releases add up to a loss of the wanted scope only if each
+        of them is bounded for it. A bound for a device holds for each of its samples.
+        One against those who see every upload holds against those who see sums, and one
+        against c colluding devices against fewer. No converse holds: for a device of X
+        samples, a mu for one of them may be X times as large (group privacy: Dong, Roth
+        and Su 2022, Theorem 2.14).
+        """
+        if wanted.unit == "device" and self.unit == "sample":
+            return "protect one sample, not one device"
+        if wanted.trust == "uploads" and self.trust == "sum":
+            return "hold only if the server sees sums, not uploads"
+        if self.trust == "sum" and self.colluders < wanted.colluders:
+            return f"hold against {self.colluders} colluders, not {wanted.colluders}"
+        return ""
 
 
 class Releases(Protocol):

@@ -131,7 +131,7 @@ class ReleaseDevices(ChargedDevices):
                 epsilons that it states, or has noise that cannot be drawn exactly.
         """
         check_plan(plan, self.data)
-        self._check_terms(plan)
+        self._admit(plan)
         rounds = self._rounds_of(plan)
         if isinstance(rounds, ReleaseRounds):
             rounds.in_round(plan.rounds)  # the least noise

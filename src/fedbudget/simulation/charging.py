@@ -6,6 +6,7 @@ from hashlib import sha256
 
 import numpy as np
 
+from fedbudget.algorithm import State
 from fedbudget.budget import Budget, Prices, personal_values
 from fedbudget.checks import Array, per_device
 from fedbudget.data import Dataset
@@ -14,7 +15,8 @@ from fedbudget.ledger import Bools, Charge, Ledger, Turns
 from fedbudget.losses import Logistic, Loss
 from fedbudget.planning import Plan
 from fedbudget.planning.plans import NOT_PRIVATE
-from fedbudget.simulation.dissimilarity import GradientRelease
+from fedbudget.privacy import Scope
+from fedbudget.simulation.dissimilarity import GradientRelease, check_query_unit
 from fedbudget.simulation.personal import without_features
 from fedbudget.training import Order
 
@@ -45,11 +47,11 @@ class ChargedDevices(ABC):
         self.ledger = Ledger(budget, num_devices=data.num_devices)
         self._stream = 0  # number of the stream in use
         self._drawn: dict[int, int] = {}  # stream -> number of steps already drawn
+        self._scopes: set[Scope] = set()  # of all that was charged
         # Charged rounds: stream, first step, digest of the plan.
         self._charged: set[tuple[int, int, bytes]] = set()
         self._last_charge: tuple[Plan, Charge] | None = None
         self._queries = 0  # answered or refused
-        self._last_private: Plan | None = None  # the last one that was charged
         self._digest: tuple[Plan | None, bytes] = None, b""  # of the last plan
 
     @property
@@ -62,10 +64,37 @@ class ChargedDevices(ABC):
         """What the guarantee of a release of these data does not cover."""
         return self.data.caveats
 
-    @property
-    def steps_taken(self) -> int:
-        """Local steps of the longest run so far, with those of runs it continued."""
-        return max(self._drawn.values(), default=0)
+    def steps_taken(self, state: State) -> int:
+        """Return the local steps of the run that this state is of; 0 if of others."""
+        stream = state.get("noise")
+        return 0 if stream is None else self._drawn.get(int(stream), 0)
+
+    def _admit(self, plan: Plan) -> None:
+        """Raise if the plan's epsilons would not add up with those of the ledgers.
+
+        They do for the same unit and adversary, and where what was charged protects
+        more than the plan states: see `Scope.lacks`. A budget that does not say what
+        the server sees leaves that to the plan, which states it.
+        """
+        budget = self.ledger.budget
+        if plan.accountant == NOT_PRIVATE:
+            return
+        lacks = ""
+        if budget is not None:
+            trust = "sum" if plan.trust == "sum" else budget.trust
+            lacks = plan.scope.lacks(budget.scope._replace(trust=trust))
+        if lacks:
+            raise InvalidInputError(
+                f"the plan's releases {lacks}, as the devices' budgets require: plan "
+                "with their unit, trust and colluders"
+            )
+        lacks = next(filter(None, (s.lacks(plan.scope) for s in self._scopes)), "")
+        if lacks:
+            raise InvalidInputError(
+                f"earlier releases of these devices {lacks}, as this plan states: "
+                "their epsilons do not add up; plan with the same unit, trust and "
+                "colluders"
+            )
 
     @abstractmethod
     def _new_stream(self) -> int:
@@ -122,6 +151,8 @@ class ChargedDevices(ABC):
 
     def _charged_query(self, loss: Loss, noise_std: Array, cost: Array) -> str:
         """Charge one noisy mean gradient to every device; return the query's name."""
+        check_query_unit(self.ledger.budget)
+        self._scopes.add(Scope())
         sizes = self.data.num_samples
         if self._prices is not None:
             cost = self._prices.run_cost(rounds=1, tau=1, batch_size=sizes)
@@ -144,34 +175,6 @@ class ChargedDevices(ABC):
             if key not in self._charged:
                 self._pay(earlier, plan.takes_part(earlier.number))
 
-    def _check_terms(self, plan: Plan) -> None:
-        """Refuse a plan whose epsilon does not promise what the ledgers count.
-
-        An epsilon for one sample is none for a device, and one against a server that
-        sees only sums is none against one that sees every upload: they do not add up.
-        """
-        if plan.accountant == NOT_PRIVATE:
-            return
-        budget, before = self.ledger.budget, self._last_private
-        if budget is not None:
-            _check_same(plan, budget, "the devices' budget")
-            least, colluders = budget.least_answers or 1, budget.colluders
-            if plan.least_answers < least or plan.colluders < colluders:
-                raise InvalidInputError(
-                    f"{_sums(plan)}, and the devices' budget is for {least} and "
-                    f"{colluders} at least: plan with that budget"
-                )
-        if before is None:
-            return
-        _check_same(plan, before, "an earlier run on these devices")
-        tolerated = before.least_answers, before.colluders
-        if plan.least_answers > tolerated[0] or plan.colluders > tolerated[1]:
-            raise InvalidInputError(
-                f"{_sums(plan)}, and an earlier run on these devices was for "
-                f"{tolerated[0]} and {tolerated[1]}, which promised less: plan with at "
-                "most these, or use new devices"
-            )
-
     def _select_stream(self, order: Order) -> None:
         """Select the stream of a round: never one that drew its steps before."""
         self._stream = self._stream_of(order)
@@ -185,9 +188,8 @@ class ChargedDevices(ABC):
     def _pay(self, order: Order, selected: Bools) -> Bools:
         """Charge a round to the selected devices, and count its steps as drawn."""
         plan, first_step = order.plan, order.first_step
-        if plan.accountant != NOT_PRIVATE:
-            self._last_private = plan
         self._charged.add((self._stream, first_step, self._digest_of(plan)))
+        self._scopes.add(plan.scope)
         drawn = self._drawn.get(self._stream, 0)
         self._drawn[self._stream] = max(drawn, first_step + plan.tau)
         return self.ledger.charge(self._charge(order), mask=selected)
@@ -253,21 +255,6 @@ class ChargedDevices(ABC):
         differs = "after Poisson-sampled steps, this device takes no others"
         reasons = np.where(affords & ~composes, differs, reasons)
         return {int(m): str(reasons[m]) for m in np.flatnonzero(refused)}
-
-
-def _check_same(plan: Plan, other: Plan | Budget, owner: str) -> None:
-    """Raise unless both epsilons promise the same, to the same unit."""
-    if (plan.trust, plan.unit) != (other.trust, other.unit):
-        raise InvalidInputError(
-            f"the plan has trust {plan.trust!r} and unit {plan.unit!r}, {owner} "
-            f"{other.trust!r} and {other.unit!r}: one epsilon does not promise the "
-            "other; plan with the same trust and unit, or use new devices"
-        )
-
-
-def _sums(plan: Plan) -> str:
-    answers, colluders = plan.least_answers, plan.colluders
-    return f"the plan is for sums of {answers} answers and {colluders} colluders"
 
 
 def _digest(plan: Plan) -> bytes:

@@ -100,7 +100,7 @@ class SimulatedDevices(ChargedDevices):
                 epsilons that it states.
         """
         check_plan(plan, self.data)
-        self._check_terms(plan)
+        self._admit(plan)
         self._loss, self._threshold = plan.model, plan.threshold
         packed_rows(self.data.train, plan.model)
         self.ledger.count_prior(plan.prior_mu, plan.prior_releases)

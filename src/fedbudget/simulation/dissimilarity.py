@@ -93,8 +93,10 @@ def measure_dissimilarity(
 
     Raises:
         InfeasibleBudgetError: A device has already spent what the query asks for.
+        InvalidInputError: The problem is for other data, or epsilon for whole devices.
     """
     number("share", share, above=0, below=1)
+    check_query_unit(budget)
     _check_fit(devices.data, problem)
     sizes = problem.num_samples
     epsilon, delta, _ = budget.for_rows(sizes).per_device(problem.num_devices)
@@ -112,6 +114,16 @@ def measure_dissimilarity(
         release=release.name,
     )
     return problem.with_constants(dissimilarity=constant)
+
+
+def check_query_unit(budget: Budget | None) -> None:
+    """Raise if epsilon is for whole devices: a query's noise protects one sample."""
+    if budget is not None and budget.unit == "device":
+        raise InvalidInputError(
+            "a measurement protects one sample, and epsilon is for unit 'device': "
+            "state the value instead of measuring it",
+            argument="unit",
+        )
 
 
 def _check_fit(data: Dataset, problem: Problem) -> None:
@@ -165,12 +177,6 @@ def plan_with_query(
     Returns:
         The problem with the measured dissimilarity, and the plan.
     """
-    if budget.unit == "device":  # before anything is charged
-        raise InvalidInputError(
-            "the measurement protects one sample, and epsilon is for unit 'device': "
-            "state the dissimilarity instead of measuring it",
-            argument="unit",
-        )
     budget = budget.for_rows(problem.num_samples)
     query = query_cost(problem, prices)
     rest = replace(budget, cost=np.asarray(budget.cost) - query)

@@ -41,7 +41,7 @@ from fedbudget.losses import Loss, loss_named
 from fedbudget.planning import Plan, plan
 from fedbudget.privacy import GDP
 from fedbudget.problem import Problem
-from fedbudget.simulation.dissimilarity import GradientRelease
+from fedbudget.simulation.dissimilarity import GradientRelease, check_query_unit
 
 BINS = (32, 16, 8, 4)
 LARGEST_NOISE = 0.12  # in the sum of all bins of a number
@@ -105,12 +105,7 @@ def scale_privately(
     number("share", share, above=0, below=1)
     data = devices.data
     schema = _rescalable(data)
-    if budget.unit == "device":
-        raise InvalidInputError(
-            "the query protects one sample, and epsilon is for unit 'device': state "
-            "narrower bounds instead",
-            argument="unit",
-        )
+    check_query_unit(budget)
     sizes = data.num_samples
     epsilon, delta, _ = budget.for_rows(sizes).per_device(data.num_devices)
     mu = np.sqrt(share) * GDP.mu_from_epsilon(epsilon, delta)
@@ -193,7 +188,7 @@ def _rescalable(data: Dataset) -> Schema:
 
 def _numbers(schema: Schema) -> dict[str, Numeric]:
     """Return the numbers among the features, and the label if it is one."""
-    kinds = {**schema.sample_features, schema.label: schema.target}
+    kinds = schema.columns  # of time stamps, sines and cosines need no bounds
     return {name: kind for name, kind in kinds.items() if isinstance(kind, Numeric)}
 
 

@@ -20,7 +20,11 @@ from fedbudget.errors import InvalidInputError
 from fedbudget.planning import Plan, plan
 from fedbudget.privacy import GDP
 from fedbudget.problem import Problem
-from fedbudget.simulation.dissimilarity import GradientRelease, query_cost
+from fedbudget.simulation.dissimilarity import (
+    GradientRelease,
+    check_query_unit,
+    query_cost,
+)
 
 _LEAST, _MOST = 0.001, 0.999  # noise may carry an estimate outside
 
@@ -56,6 +60,7 @@ def measure_threshold(
         InvalidInputError: There are not two classes with probabilities.
     """
     number("share", share, above=0, below=1)
+    check_query_unit(budget)
     if devices.data.num_classes != 2 or problem.model.name not in (
         "logistic",
         "softmax",
@@ -93,12 +98,6 @@ def plan_with_threshold(
     The plan's costs include the query's, as its epsilons do. Run it on the same
     devices: their ledgers have been charged for the query.
     """
-    if budget.unit == "device":  # before anything is charged
-        raise InvalidInputError(
-            "the measurement protects one sample, and epsilon is for unit 'device': "
-            "state the threshold instead of measuring it",
-            argument="unit",
-        )
     budget = budget.for_rows(problem.num_samples)
     query = query_cost(problem, prices)
     rest = replace(budget, cost=np.asarray(budget.cost) - query)

@@ -529,9 +529,9 @@ def _progress(
         ExitStack() as stack,
     ):
         names = dataset.device_names
+        facts: Any = {"kind": kind, "caveats": dataset.caveats, "device_names": names}
         trackers = [
-            stack.enter_context(tracker(target, plan, kind=kind, device_names=names))
-            for target in track
+            stack.enter_context(tracker(target, plan, **facts)) for target in track
         ]
         yield lambda latest: _report(latest, bar, plan.rounds, trackers)
 

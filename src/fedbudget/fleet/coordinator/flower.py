@@ -304,11 +304,13 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
                 f"'{name}=\"...\"'"
             )
         values[key] = Path(str(values[key]))
-    # Flower's config has no null: 0 devices means all that declare themselves, port -1
-    # means no status page, and an empty schema none.
-    schema = values.get("schema")
+    # Flower's config has no null: 0 devices means all that declare themselves, 0 least
+    # answers all of them, port -1 no status page, and an empty path none.
+    schema, authority = values.get("schema"), values.get("authority")
     values["schema"] = read_schema_file(str(schema)) if schema else None
-    values["devices"] = values.get("devices") or None
+    values["authority"] = Path(str(authority)) if authority else None
+    for key in ("devices", "least_answers"):
+        values[key] = values.get(key) or None
     port = whole("status-port", values.get("status_port", -1), least=-1, most=65535)
     values["status_port"] = None if port < 0 else port
     return Settings(**values)

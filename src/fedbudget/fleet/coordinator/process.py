@@ -89,6 +89,8 @@ class Settings:
     unit: Unit = "sample"  # what epsilon protects, in sums: a sample or a device
     least_answers: int | None = None  # t; None: all devices of the plan
     colluders: int = 0  # c
+    # Of the certificates that devices introduce themselves with; None: the broker's.
+    authority: Path | None = None
     evaluation: float = 0.0  # epsilon that plans leave for an evaluation; 0: none
 
     def __post_init__(self) -> None:
@@ -273,7 +275,7 @@ def _finished(folder: Path, plan: Plan) -> Run:
     _log.info("the run in %s is complete already", folder)
     run = read_run(folder)
     assert run.theta is not None  # model.npz exists
-    return Run(theta=run.theta, rounds=run.rounds, plan=plan)
+    return Run(theta=run.theta, rounds=run.rounds, plan=plan, kind=FleetDevices.kind)
 
 
 def _make_plan(
@@ -311,6 +313,8 @@ def _make_plan(
 
 
 def _authority(settings: Settings) -> Path | None:
-    """Return the authority of the fleet's certificates, if the broker needs one."""
+    """Return the authority of the fleet's certificates, if it is known."""
+    if settings.authority is not None:
+        return settings.authority
     identity = settings.broker.identity
     return None if identity is None else Path(identity.ca)
