@@ -1,6 +1,7 @@
 """The ledger: charges within the budget, refusals, and composition."""
 
 from dataclasses import replace
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -62,6 +63,37 @@ def test_epsilons_converted_in_advance_are_those_of_the_charges(
         assert (ledger.epsilon >= exact * (1 - 1e-12)).all()
         # At another delta, the conversions at the budget's are of no use.
         assert ledger.epsilon_at(1e-5) == pytest.approx(convert(mu, 1e-5), rel=1e-9)
+
+
+def test_epsilons_of_falling_noise_are_converted_in_advance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Charges that say what follows them; the third device stops half-way."""
+    noise = 40.0 * 0.97 ** np.arange(40)
+    exact = GDP.epsilon_from_mu(np.sqrt(np.cumsum(12 / noise**2)), 1e-4)
+    conversions: list[int] = []
+
+    def counted(mu: Any, delta: Any) -> Any:
+        conversions.append(np.size(mu))
+        return epsilon_from_mu(mu, delta)
+
+    monkeypatch.setattr("fedbudget.ledger.GDP", replace(GDP, epsilon_from_mu=counted))
+    ledger = fb.Ledger(None, num_devices=3)
+
+    def charge(n: int) -> fb.Charge:
+        return fb.Charge(
+            steps=3,
+            noise_multiplier=noise[n],
+            cost=1,
+            following=lambda k: noise[min(n + k, 39)],
+        )
+
+    for n in range(40):
+        ledger.charge(charge(n), mask=np.array([True, True, n < 20]))
+        epsilon, spent = ledger.epsilon_at(1e-4), exact[[n, n, min(n, 19)]]
+        assert epsilon == pytest.approx(spent, rel=1e-9)
+        assert (epsilon >= spent * (1 - 1e-12)).all()
+    assert len(conversions) <= 8
 
 
 @given(

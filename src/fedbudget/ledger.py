@@ -65,6 +65,9 @@ class Charge:
     sampling_probability: ArrayLike = 1.0  # below 1: Poisson-sampled batches
     turns: Turns | None = None  # None: a row may be in every step
     cost: ArrayLike
+    # The noise multiplier of the k-th charge after this one, which nobody needs to
+    # make: only for converting its epsilon in advance. None: the same as of this one.
+    following: Callable[[int], ArrayLike] | None = None
 
 
 def mu_squared(uses: ArrayLike, noise_multiplier: ArrayLike) -> Array:
@@ -158,17 +161,17 @@ class _Released(NamedTuple):
     """All releases of the devices so far."""
 
     mu_sq: Array
-    added: Array  # to mu_sq by the last charge
+    following: Callable[[int], Array]  # what the k-th charge from now on adds to mu_sq
     sampled: _Sampled | None  # None: no sampled steps
     laps: _Laps | None  # None: no batches taken in turn
 
 
 class _Epsilons:
-    """Epsilons of devices that add the same mu^2 in every round, converted in advance.
+    """Epsilons of devices whose next charges are known, converted in advance.
 
-    A conversion of one value takes as long as one of fifty. After a second charge of
-    the same size, those of the next charges are converted, too: twice as many each
-    time that there are too few.
+    A conversion of one value takes as long as one of fifty. After the first charge,
+    those of the next charges are converted, too: twice as many each time that there are
+    too few.
     """
 
     def __init__(self, convert: Callable[..., Array]) -> None:
@@ -176,8 +179,17 @@ class _Epsilons:
         self._by_pair: dict[tuple[float, float], float] = {}  # of mu^2 and delta
         self._ahead = 1
 
-    def at(self, mu_sq: Array, delta: Array, added: Array, prior_sq: Array) -> Array:
-        """Return the epsilon of each device with mu^2 = mu_sq + prior_sq above 0."""
+    def at(
+        self,
+        mu_sq: Array,
+        delta: Array,
+        prior_sq: Array,
+        following: Callable[[int], Array],
+    ) -> Array:
+        """Return the epsilon of each device with mu^2 = mu_sq + prior_sq above 0.
+
+        `following(k)` is what the k-th charge from now on will add to mu_sq.
+        """
         total = mu_sq + prior_sq
         if len(total) > _FEW:  # many at a time already
             return self._convert(np.sqrt(total), delta)
@@ -187,7 +199,7 @@ class _Epsilons:
             some = np.array(list(missing.values()))
             rows = max(1, min(self._ahead, _FEW // len(some)))
             # One charge after the other, as the ledger will add them up.
-            charges = [mu_sq[some]] + [added[some]] * (rows - 1)
+            charges = [mu_sq[some], *(following(k)[some] for k in range(1, rows))]
             later = np.cumsum(charges, axis=0) + prior_sq[some]
             deltas = np.broadcast_to(delta[some], later.shape)
             keys = zip(later.ravel().tolist(), deltas.ravel().tolist(), strict=True)
@@ -229,7 +241,7 @@ class Ledger:
         self.num_devices = whole("num_devices", num_devices)
         self._plain = ZCDP if accountant_named(accountant) is ZCDP else GDP
         nothing = np.zeros(num_devices)
-        self._released = _Released(nothing, nothing, None, None)
+        self._released = _Released(nothing, lambda _: nothing, None, None)
         self._epsilons = _Epsilons(self._plain.epsilon_from_mu)
         self._priors: dict[frozenset[str], Array] = {}  # mu^2, by names of releases
         self._prior_sq = np.zeros(num_devices)
@@ -387,8 +399,17 @@ class Ledger:
             mu_sq = mu_sq + np.where(plain, sampled.mu_sq, 0.0)
             sampled = sampled.with_steps(charge, where=amplified).without(plain)
         used = plain & (np.asarray(uses) > 0)  # no use costs 0, even without noise
-        added = np.where(used, mu_squared(uses, charge.noise_multiplier), 0.0)
-        return _Released(mu_sq + added, added, sampled, laps)
+
+        def added(noise_multiplier: ArrayLike) -> Array:
+            return np.where(used, mu_squared(uses, noise_multiplier), 0.0)
+
+        now, following = added(charge.noise_multiplier), charge.following
+        return _Released(
+            mu_sq + now,
+            (lambda _: now) if following is None else lambda k: added(following(k)),
+            sampled,
+            laps,
+        )
 
     def _amplifies(self, charge: Charge, sampled: _Sampled) -> Bools:
         """Return where amplification holds for a charge's steps."""
@@ -415,6 +436,10 @@ class Ledger:
             charged = np.where(amplified, 0.0, charged + sampled.mu_sq)
         finite = (charged + prior > 0) & np.isfinite(charged + prior)
         if finite.any():
-            columns = (charged, delta, released.added, prior)
-            spent[finite] = self._epsilons.at(*(column[finite] for column in columns))
+            spent[finite] = self._epsilons.at(
+                charged[finite],
+                delta[finite],
+                prior[finite],
+                following=lambda k: released.following(k)[finite],
+            )
         return np.where(np.isinf(charged + prior), np.inf, spent)
