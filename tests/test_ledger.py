@@ -1,7 +1,6 @@
 """The ledger: charges within the budget, refusals, and composition."""
 
 from dataclasses import replace
-from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -44,13 +43,14 @@ def test_a_plan_fits_the_budget_it_was_made_for_and_not_a_round_more() -> None:
 def test_epsilons_converted_in_advance_are_those_of_the_charges(
     accountant: str,
 ) -> None:
-    """Charges of one size, then of another, with a mask and a prior."""
+    """Charges of one size, then of another, then growing; a mask and a prior."""
     budget = fb.Budget(epsilon=1e3, delta=[1e-4, 1e-4, 1e-6], cost=1e9)
     ledger = fb.Ledger(budget, num_devices=3, accountant=accountant)
     convert = accountant_named(accountant).epsilon_from_mu  # type: ignore[attr-defined]
     everyone, some = np.ones(3, dtype=bool), np.array([True, False, True])
     mu_sq = np.zeros(3)
     charges = [(40.0, everyone)] * 20 + [(10.0, some)] * 20 + [(40.0, everyone)] * 9
+    charges += [(40.0 * 0.97**number, everyone) for number in range(20)]
     for number, (noise, mask) in enumerate(charges):
         if number == 10:
             ledger.count_prior(0.3, ["a measurement"])
@@ -63,37 +63,6 @@ def test_epsilons_converted_in_advance_are_those_of_the_charges(
         assert (ledger.epsilon >= exact * (1 - 1e-12)).all()
         # At another delta, the conversions at the budget's are of no use.
         assert ledger.epsilon_at(1e-5) == pytest.approx(convert(mu, 1e-5), rel=1e-9)
-
-
-def test_epsilons_of_falling_noise_are_converted_in_advance(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Charges that say what follows them; the third device stops half-way."""
-    noise = 40.0 * 0.97 ** np.arange(40)
-    exact = GDP.epsilon_from_mu(np.sqrt(np.cumsum(12 / noise**2)), 1e-4)
-    conversions: list[int] = []
-
-    def counted(mu: Any, delta: Any) -> Any:
-        conversions.append(np.size(mu))
-        return epsilon_from_mu(mu, delta)
-
-    monkeypatch.setattr("fedbudget.ledger.GDP", replace(GDP, epsilon_from_mu=counted))
-    ledger = fb.Ledger(None, num_devices=3)
-
-    def charge(n: int) -> fb.Charge:
-        return fb.Charge(
-            steps=3,
-            noise_multiplier=noise[n],
-            cost=1,
-            following=lambda k: noise[min(n + k, 39)],
-        )
-
-    for n in range(40):
-        ledger.charge(charge(n), mask=np.array([True, True, n < 20]))
-        epsilon, spent = ledger.epsilon_at(1e-4), exact[[n, n, min(n, 19)]]
-        assert epsilon == pytest.approx(spent, rel=1e-9)
-        assert (epsilon >= spent * (1 - 1e-12)).all()
-    assert len(conversions) <= 8
 
 
 @given(

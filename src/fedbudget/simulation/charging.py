@@ -210,13 +210,9 @@ class ChargedDevices(ABC):
             self._last_charge = plan, self._plain_charge(plan)
         charge = self._last_charge[1]
         if plan.noise_decay < 1:
-            return replace(
-                charge,
-                noise_multiplier=_multiplier(plan, order.number),
-                following=lambda k: _multiplier(
-                    plan, min(order.number + k, plan.rounds)
-                ),
-            )
+            noise_std = plan.noise_std_of(order.number)
+            multiplier = noise_std * plan.batch_size / plan.lipschitz
+            return replace(charge, noise_multiplier=multiplier)
         per_row = plan.trust == "uploads" and plan.unit == "sample"
         if plan.sampling != "cyclic" or not per_row:
             return charge
@@ -259,11 +255,6 @@ class ChargedDevices(ABC):
         differs = "after Poisson-sampled steps, this device takes no others"
         reasons = np.where(affords & ~composes, differs, reasons)
         return {int(m): str(reasons[m]) for m in np.flatnonzero(refused)}
-
-
-def _multiplier(plan: Plan, number: int) -> Array:
-    """Return the noise of a round over one sample's share of a gradient."""
-    return plan.noise_std_of(number) * plan.batch_size / plan.lipschitz
 
 
 def _digest(plan: Plan) -> bytes:
