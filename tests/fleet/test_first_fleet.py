@@ -17,16 +17,18 @@ def test_the_recipe_works_as_written(tmp_path: Path) -> None:
     recipe = "".join(blocks).replace("\nwait\n", "\nwait || true\n")
     script = recipe.replace("PORT=8883", f"PORT={held.number}")
     assert script.count(f"PORT={held.number}") == 1
+    # A program on the PATH, not a function: bash would run that in a shell of its own,
+    # and ending the shell would leave the device behind.
+    program = tmp_path / "bin" / "fedbudget"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fedbudget "$@"\n')
+    program.chmod(0o700)
     start = "set -eu\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
-    command = f'fedbudget() {{ "{sys.executable}" -m fedbudget "$@"; }}\n'
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        [
-            "bash",
-            "-c",
-            start + command + script.replace("\nwait\n", "\nwait || true\n"),
-        ],
+        ["bash", "-c", start + script],
         cwd=tmp_path,
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "PATH": path},
         capture_output=True,
         text=True,
         timeout=900,
