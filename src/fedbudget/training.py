@@ -117,9 +117,8 @@ class InMemory(Protocol):
     Real devices store their own ledgers, and a fleet's coordinator its own file.
     """
 
-    @property
     def identity(self) -> dict[str, Any]:
-        """Values that must be the same to resume a run, such as the seed."""
+        """Return values that must be the same to resume a run, such as the seed."""
         ...
 
     @property
@@ -160,10 +159,10 @@ class Run:
     @property
     def privacy(self) -> PrivacyStatement:
         """The privacy guarantee of this run, or what a release of it would spend."""
-        plan = self.plan
-        if self.rounds and self.steps > len(self.rounds) * plan.tau:
-            plan = plan.with_spent(self.rounds[-1].epsilon)  # it continues another run
-        return replace(plan.privacy, kind=self.kind, caveats=self.caveats)
+        statement, done = self.plan.privacy, len(self.rounds)
+        if self.rounds and self.steps > done * self.plan.tau:  # it continues another
+            statement = self.plan.privacy_after(self.rounds[-1].epsilon, done)
+        return replace(statement, kind=self.kind, caveats=self.caveats)
 
     @property
     def measured(self) -> dict[str, float]:
@@ -276,7 +275,7 @@ def _started(
     """Return the server and the rounds of an interrupted run, or of a new one."""
     if folder is not None:
         in_memory = devices if isinstance(devices, InMemory) else None
-        same = {} if in_memory is None else in_memory.identity
+        same = {} if in_memory is None else in_memory.identity()
         state, rounds = folder.open(
             plan,
             kind=devices.kind,

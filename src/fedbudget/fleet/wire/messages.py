@@ -224,6 +224,13 @@ class Declaration(Message):
     evaluation_samples: int | None = None  # rows that no run trains on
     # Of a device that signs its replies (`transport.reply_signatures`), as DER.
     certificate: bytes | None = None
+    secure_round_price: float | None = None  # c1 of a secure sum; None: the same
+
+    def round_price(self, trust: str) -> float:
+        """Return the price of a round, besides its steps."""
+        if trust == "uploads" or self.secure_round_price is None:
+            return self.communication_price
+        return self.secure_round_price
 
     kind: ClassVar[str] = "declaration"
     checks: ClassVar[Mapping[str, Check]] = {
@@ -244,6 +251,7 @@ class Declaration(Message):
         "evaluation_epsilon": optional(_DECLARED),
         "evaluation_samples": optional(whole_field()),
         "certificate": optional(bytes_field(least=1, most=2048)),
+        "secure_round_price": optional(_DECLARED),
     }
 
 
