@@ -39,7 +39,7 @@ from fedbudget.planning.spectral import (
     planned_clip,
     plausible,
     predicted_parts,
-    respond,
+    responses,
     server_rates,
     stable_rate,
     steepest,
@@ -283,12 +283,7 @@ def _score(
     schedule = with_stable_server(schedule, steepest(setting, spectrum))
     steps = schedule.tau * schedule.rounds
     with np.errstate(over="ignore", invalid="ignore"):  # some candidates diverge
-        response = respond(
-            spectrum,
-            schedule,
-            variance=setting.problem["gradient_variance"],
-            per_round=setting.is_sum,
-        )
+        response = responses(setting, spectrum, schedule)
         # The best weights depend on the candidate's noise: try every weighting.
         parts, corrected = predicted_parts(setting, schedule, response, option)
     loss = np.nan_to_num(np.sum(list(parts.values()), axis=0), nan=np.inf)
@@ -357,11 +352,8 @@ def _losses(
 
     `noise_share` is what falling noise leaves of the noise's part.
     """
-    variance = setting.problem["gradient_variance"]
     with np.errstate(over="ignore", invalid="ignore"):  # some candidates diverge
-        response = respond(
-            spectrum, schedule, variance=variance, per_round=setting.is_sum
-        )
+        response = responses(setting, spectrum, schedule)
         parts, _ = predicted_parts(setting, schedule, response, option)
         parts["privacy noise"] = noise_share * parts["privacy noise"]
         loss = np.nan_to_num(np.sum(list(parts.values()), axis=0), nan=np.inf)

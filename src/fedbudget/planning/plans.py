@@ -383,14 +383,31 @@ class Plan:
             accountant=NOT_PRIVATE,
         )
 
-    def with_spent(self, epsilon: Array) -> "Plan":
-        """Return the plan with at least these epsilons, beyond rounding.
+    def privacy_after(self, epsilon: Array, rounds: int) -> PrivacyStatement:
+        """Return the guarantee of a run of this plan that continues another one.
 
-        A run that continues another one has spent more than its plan says, unless the
-        plan counts the rounds before (`replan`).
+        It has spent more than its plan says, unless the plan counts the rounds before
+        (`replan`).
+
+        Args:
+            epsilon: What each device has spent in all runs together; by Gaussian DP,
+                at the plan's delta.
+            rounds: Of this plan, that are done.
         """
         more = epsilon > self.epsilon * (1 + 1e-9)
-        return replace(self, epsilon=np.where(more, epsilon, self.epsilon))
+        spent = float(np.where(more, epsilon, self.epsilon).max())
+        own = self.privacy
+        if own.epsilon_alone is None:
+            return replace(own, epsilon=spent)
+        done = np.minimum(rounds, self.device_rounds)
+        square = done / np.maximum(self.device_rounds, 1) * self.uploads.mu**2
+        total = GDP.mu_from_epsilon(np.maximum(epsilon, 1e-12), self.delta) ** 2
+        earlier = np.maximum(total - square, 0.0)
+        # At most all devices shared the noise of earlier sums.
+        honest = self.least_answers - self.colluders
+        mu = np.sqrt(honest * square + self.num_devices * earlier) * (1 + 1e-9)
+        alone = float(GDP.epsilon_from_mu(mu, self.delta).max())
+        return replace(own, epsilon=spent, epsilon_alone=max(alone, own.epsilon_alone))
 
     @property
     def privacy(self) -> PrivacyStatement:
