@@ -144,9 +144,9 @@ class InMemory(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """The released model of a run, and its rounds."""
+    """The model of a run, and its rounds."""
 
-    theta: Array  # the released model
+    theta: Array  # the model
     rounds: list[Round]
     plan: Plan
     kind: Kind = "simulation"
@@ -167,7 +167,7 @@ class Run:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Losses and accuracies of the released model; not private."""
+        """Losses and accuracies of the model; not private."""
         return dict(self.rounds[-1].measured)
 
     @property
@@ -197,7 +197,7 @@ def train(
     stop: Callable[[Round], bool] | None = None,
     on_round: Callable[[Round], None] | None = None,
 ) -> Run:
-    """Run a plan to its end and return the released model.
+    """Run a plan to its end and return the model.
 
     Args:
         plan: The plan to run.
@@ -205,7 +205,7 @@ def train(
         record: A folder (or `Record`) for the plan, the rounds and the model. If it
             holds an interrupted run, that run is resumed and ends with the same
             numbers; other devices or another seed are refused.
-        personal: Whether every device adapts the released model to its own rows at
+        personal: Whether every device adapts the model to its own rows at
             the end. The device keeps the result: no message, no charge. The personal
             models are measured too; simulated devices only, and not private.
         measure_every: Measure the model after every so many rounds, and after the

@@ -1,4 +1,4 @@
-"""The released model with its schema: raw columns in, label names or real units out.
+"""The model with its schema: raw columns in, label names or real units out.
 
 A model knows the public schema that its rows were encoded by, so whoever uses it needs
 no other file. Formats that other programs read:
