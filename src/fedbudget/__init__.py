@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Fourier,
         Numeric,
         Schema,
+        Time,
         Windows,
         from_partitions,
         from_table,
@@ -85,8 +86,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "auditing": "Audit ClaimAudit audit",
     "budget": "Budget Prices",
-    "data": "Categorical Dataset Fourier Numeric Schema Windows from_partitions "
-    "from_table hold_out infer_schema load weight_rows",
+    "data": "Categorical Dataset Fourier Numeric Schema Time Windows "
+    "from_partitions from_table hold_out infer_schema load weight_rows",
     "simulation.devices": "SimulatedDevices",
     "simulation.sweeping": "Sweep sweep",
     "estimators": "PrivateFederatedClassifier PrivateFederatedRegressor SchemaEncoder "
@@ -146,6 +147,7 @@ __all__ = [
     "SchemaEncoder",
     "SimulatedDevices",
     "Sweep",
+    "Time",
     "TrainingError",
     "TrustComparison",
     "Turns",

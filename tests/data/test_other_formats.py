@@ -59,7 +59,7 @@ def test_a_device_names_semicolons_too(tmp_path: Path) -> None:
         read_rows(DataPolicy(**policy, loss="logistic", classes=2, lineage="x"))
 
 
-def test_init_leaves_out_time_stamps_and_identifiers(
+def test_init_copes_with_time_stamps_and_identifiers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = iot.energy(600, 10)
@@ -67,13 +67,14 @@ def test_init_leaves_out_time_stamps_and_identifiers(
     table["row"] = np.arange(600)
     path = iot.write(tmp_path / "energy.csv", table)
     drafted = draft(path, label="kwh", device="meter")
-    assert set(drafted.left_out) == {"time", "serial", "row"}
-    assert set(drafted.schema.features) == set(iot.ENERGY.features)
+    assert set(drafted.left_out) == {"serial", "row"}
+    assert set(drafted.schema.features) == {*iot.ENERGY.features, "time"}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     result = run(capsys, "init", "energy.csv", "--label", "kwh", "--device", "meter")
     assert result.code == 0
-    assert "left out: time (time stamps" in result.words
+    assert "time stamps: time (its hour and weekday" in result.words
+    assert "# [windows]" in Path("fedbudget.toml").read_text()
     assert (
         "# serial is left out: 600 distinct texts" in Path("fedbudget.toml").read_text()
     )

@@ -39,9 +39,9 @@ BAD_TABLES: dict[str, tuple[Callable[[pd.DataFrame], Any], str]] = {
         lambda df: df.assign(volts=["broken", *map(str, range(59))]),
         "'volts' mixes numbers and text, 'broken' in row 0",
     ),
-    "dates": (
-        lambda df: df.assign(day=datetime.date(2024, 1, 1)),
-        r"'day' has type date32.* neither number, text nor truth",
+    "times without a date": (
+        lambda df: df.assign(clock=datetime.time(10, 30)),
+        r"'clock' has type time64.* neither number, text nor truth",
     ),
     "a list": (lambda df: [1, 2], "source is a list: pass a path"),
     "bytes as device": (

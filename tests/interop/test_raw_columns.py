@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 import fedbudget as fb
-from fedbudget.data import Categorical, Numeric, Schema
+from fedbudget.data import Categorical, Numeric, Schema, Time
+from fedbudget.data.times import seconds
 from fedbudget.errors import DataError, InvalidInputError, RecordError
 from fedbudget.interop.export import LinearModel
 from tests import iot_tables as iot
@@ -33,6 +34,15 @@ NUMBERS_ONLY = Schema(
     target=Categorical(("0", "1")),
     intercept=False,
 )
+HOURLY = Schema(
+    features={
+        "people": Numeric(0, 6),
+        "time": Time(("month", "hour", "weekday")),
+        "outside": Numeric(-20, 40),
+    },
+    label="kwh",
+    target=Numeric(0, 5, unit="kWh"),
+)
 CASES = {
     "alarms": (model_of(iot.ALARMS, "logistic"), iot.alarms(400)),
     "threshold": (model_of(iot.ALARMS, "logistic", threshold=0.03), iot.alarms(400)),
@@ -42,6 +52,11 @@ CASES = {
         iot.alarms(400),
     ),
     "energy": (model_of(iot.ENERGY, "huber"), iot.energy(400)),
+    "time stamps": (model_of(HOURLY, "huber"), iot.energy(400)),
+    "time stamps, fourier": (
+        model_of(HOURLY.with_features("fourier:40"), "huber"),
+        iot.energy(400),
+    ),
     "watches": (model_of(iot.WATCHES, "softmax"), iot.watches(400)),
     "fourier": (
         model_of(iot.ALARMS.with_features("fourier:60"), "logistic"),
@@ -107,6 +122,9 @@ def test_onnx_on_raw_rows(case: tuple[LinearModel, dict[str, Any]]) -> None:
         ).reshape(-1, 1)
         for name, cells in table.items()
     }
+    for name, kind in (model.schema.features if model.schema else {}).items():
+        if isinstance(kind, Time):
+            feed[name] = seconds(name, table[name]).reshape(-1, 1)
     names = [output.name for output in session.get_outputs()]
     outputs = dict(zip(names, session.run(None, feed), strict=True))
     label, *rest = expected(model, table).values()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedbudget.data.row_weights import weight_rows
     from fedbudget.data.schema import Schema
     from fedbudget.data.tables import from_partitions, from_table, infer_schema
+    from fedbudget.data.times import Time
     from fedbudget.data.windows import Windows
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Numeric",
     "Part",
     "Schema",
+    "Time",
     "Windows",
     "from_partitions",
     "from_table",
@@ -37,6 +39,7 @@ __all__ = [
 _MODULES = {
     "dataset": "Dataset Part hold_out",
     "features": "Categorical Numeric",
+    "times": "Time",
     "fourier": "Fourier",
     "row_weights": "weight_rows",
     "schema": "Schema",

@@ -18,6 +18,7 @@ from fedbudget.data.columns import (
     category_text,
     decimal_comma,
 )
+from fedbudget.data.times import Time
 from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.text import shown
 
@@ -165,7 +166,8 @@ class Categorical:
         return np.asarray(table[column.codes])
 
 
-Feature = Numeric | Categorical
+Encoded = Numeric | Categorical  # what a sample has
+Feature = Numeric | Categorical | Time  # what a row has
 
 
 def first_cell(column: Coded, marked: NDArray[np.bool_]) -> tuple[str, bool]:

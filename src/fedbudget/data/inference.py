@@ -7,8 +7,9 @@ from math import inf
 import numpy as np
 
 from fedbudget.data.columns import Coded, Column, as_coded, decimal_comma, missing
-from fedbudget.data.features import Categorical, Feature, Numeric
+from fedbudget.data.features import Categorical, Encoded, Feature, Numeric
 from fedbudget.data.schema import Schema
+from fedbudget.data.times import Time
 from fedbudget.errors import DataError, DataWarning, NotPrivateWarning
 
 MOST_CLASSES = 1000  # more distinct values than this are an identifier, not a category
@@ -17,7 +18,11 @@ LARGEST_EXACT = 2**53  # float64 rounds larger whole numbers
 
 
 def schema_from_rows(
-    columns: Mapping[str, Column], *, label: str, intercept: bool = True
+    columns: Mapping[str, Column],
+    *,
+    label: str,
+    intercept: bool = True,
+    times: Mapping[str, Time] | None = None,
 ) -> Schema:
     """Read bounds and categories from the rows, and warn that this is not private.
 
@@ -29,14 +34,19 @@ def schema_from_rows(
     ...     schema_from_rows(columns, label="y").features
     {'age': Numeric(low=20.0, high=60.0, missing=None, unit='')}
     """
-    features = {name: _feature(name, c) for name, c in columns.items() if name != label}
+    stamps = times or {}
+    features: dict[str, Feature] = {
+        name: stamps[name] if name in stamps else _feature(name, c)
+        for name, c in columns.items()
+        if name != label
+    }
     if not features:
         raise DataError(
             f"the table has no feature column besides label {label!r} and the device: "
             "add at least one"
         )
     target = _target(label, columns[label])
-    names = ", ".join(map(repr, [*features, label]))
+    names = ", ".join(repr(n) for n in (*features, label) if n not in stamps)
     warnings.warn(
         f"the bounds and categories of columns {names} were read from private rows, "
         "and no privacy guarantee covers them; pass schema=Schema(...) with public "
@@ -48,7 +58,7 @@ def schema_from_rows(
     return Schema(features=features, label=label, target=target, intercept=intercept)
 
 
-def _feature(name: str, column: Column) -> Feature:
+def _feature(name: str, column: Column) -> Encoded:
     """Infer one feature from its cells."""
     if not isinstance(column, Coded):
         return _bounds(name, column)
@@ -98,7 +108,7 @@ def _bounds(name: str, numbers: Column) -> Numeric:
     return Numeric(low, high)
 
 
-def _target(label: str, column: Column) -> Feature:
+def _target(label: str, column: Column) -> Encoded:
     """Infer whether the label is a class or a number."""
     if not isinstance(column, Coded):
         bounds = _bounds(label, column)

@@ -213,7 +213,8 @@ def read_column(table: Any, name: str) -> Column:
     ):
         raise DataError(
             f"column {name!r} has type {kind}, which is neither number, text nor truth "
-            "value: convert it to one of these, or leave it out",
+            "value: convert it to one of these, leave it out, or describe a time "
+            "stamp by its cycles in a schema",
             column=name,
         )
     numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -289,6 +290,33 @@ def read_times(table: Any, name: str) -> Any:
         return array.cast(width).to_numpy(zero_copy_only=False)
     column = read_column(table, name)
     return column.codes if isinstance(column, Coded) else column
+
+
+def is_stamp(kind: Any) -> bool:
+    """Return whether an Arrow type has a date: a day, or a day and a time."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def read_stamps(table: Any, name: str) -> Column:
+    """Return time stamps: wall-clock seconds since 1970, or texts that stand for them.
+
+    >>> read_stamps(read_table({"t": ["2026-02-02 00:00"]}), "t").values
+    ('2026-02-02 00:00',)
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    check_name(table.column_names, name)
+    array = _plain(table.column(name))
+    if not is_stamp(array.type):
+        return read_column(table, name)
+    if pa.types.is_timestamp(array.type) and array.type.tz is not None:
+        array = compute.local_timestamp(array)
+    whole = array.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+    numbers = whole.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return np.asarray(numbers, dtype=np.float64) / 1e6  # an empty cell is NaN
 
 
 def read_label(table: Any, name: str, *, most_classes: int) -> Column:

@@ -18,8 +18,15 @@ from numpy.typing import NDArray
 
 from fedbudget.data.columns import Cells, Numbers, as_coded, as_column, check_name
 from fedbudget.data.encoding import Encoding
-from fedbudget.data.features import Categorical, Feature, Numeric, first_cell
+from fedbudget.data.features import (
+    Categorical,
+    Encoded,
+    Feature,
+    Numeric,
+    first_cell,
+)
 from fedbudget.data.fourier import Fourier, parse_features
+from fedbudget.data.times import Time
 from fedbudget.data.unit_ball import LARGEST_NORM, check_unit_ball
 from fedbudget.data.windows import Windows
 from fedbudget.errors import DataError, InvalidInputError, needed
@@ -46,7 +53,7 @@ class Schema:
 
     features: Mapping[str, Feature]
     label: str  # the name of the label's column
-    target: Feature  # Categorical: its values are the classes; Numeric: regression
+    target: Encoded  # Categorical: its values are the classes; Numeric: regression
     intercept: bool = True  # add a constant column, before rows are scaled
     windows: Windows | None = None  # readings of a device as samples
     expansion: Fourier | None = None  # non-linear features of all encoded columns
@@ -100,9 +107,14 @@ class Schema:
             if not isinstance(kind, Feature):
                 raise InvalidInputError(
                     f"column {name!r} is described by {shown(kind)}: use Numeric(low, "
-                    "high) or Categorical(values)",
+                    "high), Categorical(values) or Time(cycles)",
                     column=name,
                 )
+        if isinstance(self.target, Time):
+            raise InvalidInputError(
+                f"label {self.label!r} is a time stamp: predict a number or a class",
+                column=self.label,
+            )
         if not isinstance(self.intercept, bool):
             raise InvalidInputError(
                 f"intercept must be true or false, got {shown(self.intercept)}: use "
@@ -128,11 +140,23 @@ class Schema:
         return {**self.features, self.label: self.target}
 
     @property
-    def sample_features(self) -> dict[str, Feature]:
-        """The features of a sample: those of a row, or of a window of rows."""
-        if self.windows is None:
-            return dict(self.features)
-        return self.windows.features(self.features)
+    def sample_features(self) -> dict[str, Encoded]:
+        """The features of a sample: of a row or a window, with times on circles."""
+        kinds: Mapping[str, Feature] = self.features
+        if self.windows is not None:
+            kinds = self.windows.features(self.features)
+        features: dict[str, Encoded] = {}
+        for name, kind in kinds.items():
+            names = kind.names(name) if isinstance(kind, Time) else (name,)
+            for each in names:
+                if each in features:
+                    raise InvalidInputError(
+                        f"features give two columns the name {each!r}: rename one of "
+                        "the table's columns",
+                        column=name,
+                    )
+                features[each] = Numeric(-1, 1) if isinstance(kind, Time) else kind
+        return features
 
     def block_of(self, rows: int) -> int:
         """Return about so many rows, such that no window is cut: to read in blocks."""
@@ -219,6 +243,7 @@ class Schema:
             for name in self.features:
                 check_name(columns, name)
             columns = self.windows.samples(columns, self.features)
+        columns = self._with_times(columns)
         encoded = [self._encoded(name, columns) for name in features]
         sizes = {name: len(e) for name, e in zip(features, encoded, strict=True)}
         if len(set(sizes.values())) > 1:
@@ -236,6 +261,14 @@ class Schema:
             x = self._sparse(encoded, scale, dim)
         check_unit_ball(x)  # the privacy guarantee depends on it
         return x
+
+    def _with_times(self, columns: Mapping[str, Cells]) -> Mapping[str, Cells]:
+        """Return the columns, with those of time stamps beside them."""
+        times = {n: k for n, k in self.features.items() if isinstance(k, Time)}
+        for name, kind in times.items():
+            check_name(columns, name)
+            columns = {**columns, **kind.columns(name, columns[name])}
+        return columns
 
     def _expanded(self, encoded: list[Any], dim: int) -> Rows:
         """Return the features of the expansion, block by block of rows."""
@@ -388,7 +421,7 @@ class Schema:
         name = label.pop("name")
         schema = cls(
             label=name,
-            target=_feature("label", name, label),
+            target=_feature("label", name, label),  # type: ignore[arg-type]  # checked
             features={
                 n: _feature("column", n, f) for n, f in plain["features"].items()
             },
@@ -454,7 +487,9 @@ def read_schema_file(path: str | Path) -> Schema:
     return schema_from_config(plain)
 
 
-_LAYOUT = "write label.name and features.NAME, each with low and high, or values"
+_LAYOUT = (
+    "write label.name and features.NAME, each with low and high, or values, or cycles"
+)
 
 
 def _check_keys(
@@ -479,6 +514,8 @@ def _plain(kind: Feature) -> dict[str, Any]:
     if isinstance(kind, Numeric):
         plain: dict[str, Any] = {"low": kind.low, "high": kind.high}
         plain |= {"unit": kind.unit} if kind.unit else {}
+    elif isinstance(kind, Time):
+        return {"cycles": list(kind.cycles)}
     else:
         plain = {"values": list(kind.values)}
         plain |= {"other": kind.other} if kind.other != "error" else {}
@@ -488,6 +525,8 @@ def _plain(kind: Feature) -> dict[str, Any]:
 def _feature(kind: str, name: str, plain: Any) -> Feature:
     """Read one feature, or the label."""
     column = f"{kind} {name!r}"
+    if isinstance(plain, Mapping) and "cycles" in plain:
+        return _time(column, name, plain)
     is_categorical = isinstance(plain, Mapping) and "values" in plain
     required = ("values",) if is_categorical else ("low", "high")
     try:
@@ -502,5 +541,14 @@ def _feature(kind: str, name: str, plain: Any) -> Feature:
         raise
     try:
         return Categorical(**plain) if is_categorical else Numeric(**plain)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{column}: {error}", column=name) from None
+
+
+def _time(column: str, name: str, plain: Mapping[str, Any]) -> Time:
+    """Read a time stamp's description."""
+    try:
+        _check_keys(f"{column} is not described well", plain, ("cycles",), ())
+        return Time(plain["cycles"])
     except InvalidInputError as error:
         raise InvalidInputError(f"{column}: {error}", column=name) from None

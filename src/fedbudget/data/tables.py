@@ -24,7 +24,7 @@ from fedbudget.data.columns import (
     missing,
 )
 from fedbudget.data.dataset import Dataset, split_rows
-from fedbudget.data.features import Categorical
+from fedbudget.data.features import Categorical, Feature
 from fedbudget.data.fourier import Fourier
 from fedbudget.data.inference import (
     MOST_CLASSES,
@@ -38,14 +38,17 @@ from fedbudget.data.partitions import (
     parse_partition,
 )
 from fedbudget.data.reading import (
+    is_stamp,
     read_categories,
     read_column,
     read_devices,
     read_label,
+    read_stamps,
     read_table,
     read_times,
 )
 from fedbudget.data.schema import Schema
+from fedbudget.data.times import Time, seconds
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.losses import Labels, Rows
 from fedbudget.text import shown
@@ -117,6 +120,10 @@ dissimilarity mild
     division = _partition(device, partition)
     device = division.column or None
     table = read_table(source, text=category_texts(schema, device))
+    times = _times(table) if schema is None else {}
+    if times:  # again, as written: a parser moves time stamps with a zone to UTC
+        texts = category_texts(None, device) | dict.fromkeys(times, ())
+        table = read_table(source, text=texts)
     columns = _columns(table, label=label, device=device, schema=schema)
     owners = None if device is None else read_devices(table, device)
     complete, owners = _without_gaps(
@@ -124,7 +131,9 @@ dissimilarity mild
     )
     caveats = _warned_caveats(division, drop=missing == "drop")
     if schema is None:
-        schema = schema_from_rows(columns, label=label, intercept=intercept)
+        schema = schema_from_rows(
+            columns, label=label, intercept=intercept, times=times
+        )
         caveats.append(_READ_BOUNDS)
     if features is not None:
         schema = schema.with_features(features)
@@ -185,6 +194,8 @@ def _in_order(
     assert owners is not None  # checked by the caller
     codes = np.asarray(owners.codes, dtype=np.int64)
     times = None if order is None else read_times(table, order)
+    if isinstance(schema.features.get(str(order)), Time):
+        times = seconds(str(order), columns[str(order)])
     if times is not None and len(times) != len(codes):
         raise InvalidInputError(
             "missing='drop' does not go with order: fill the empty cells, or set "
@@ -272,12 +283,16 @@ def read_features(source: Any, schema: Schema) -> dict[str, Cells]:
             check_name(list(source), name)
         return {name: source[name] for name in schema.features}
     table = read_table(source, text=category_texts(schema, None))
-    return {
-        name: read_categories(table, name)
-        if isinstance(kind, Categorical)
-        else read_column(table, name)
-        for name, kind in schema.features.items()
-    }
+    return {n: _read(table, n, kind) for n, kind in schema.features.items()}
+
+
+def _read(table: Any, name: str, kind: Feature) -> Column:
+    """Read a column as its kind says."""
+    if isinstance(kind, Categorical):
+        return read_categories(table, name)
+    return (
+        read_stamps(table, name) if isinstance(kind, Time) else read_column(table, name)
+    )
 
 
 def from_partitions(
@@ -363,7 +378,21 @@ def infer_schema(
     table = read_table(source)
     columns = _columns(table, label=label, device=device, schema=None)
     _without_gaps(columns, None, None, None, drop=True)  # raises if none is complete
-    return schema_from_rows(columns, label=label, intercept=intercept)
+    return schema_from_rows(
+        columns, label=label, intercept=intercept, times=_times(table)
+    )
+
+
+def _times(table: Any) -> dict[str, Time]:
+    """Return the columns of time stamps; a day without a time has no hour."""
+    import pyarrow as pa
+
+    kinds = {name: table.column(name).type for name in table.column_names}
+    return {
+        name: Time(("weekday",)) if pa.types.is_date(kind) else Time()
+        for name, kind in kinds.items()
+        if is_stamp(kind)
+    }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -402,7 +431,9 @@ def draft(
         warnings.simplefilter("ignore", NotPrivateWarning)
         schema = infer_schema(table, label=label, device=device)
     used = [*schema.features, label]
-    gaps = np.logical_or.reduce([missing(read_column(table, name)) for name in used])
+    gaps = np.logical_or.reduce(
+        [np.asarray(table.column(name).is_null()) for name in used]
+    )
     counts = np.array([table.num_rows])
     if device is not None:
         owners = read_devices(table, device)
@@ -423,9 +454,10 @@ def _no_feature(table: Any, name: str) -> str:
     import pyarrow as pa
 
     kind = table.column(name).type
-    if pa.types.is_temporal(kind):
-        return "time stamps: use its hour or weekday as columns, or order rows by it"
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
+    if is_stamp(kind):
+        return ""
+    nested = pa.types.is_nested(kind) or pa.types.is_binary(kind)
+    if nested or pa.types.is_temporal(kind):
         return f"its type is {kind}"
     if pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return ""
@@ -496,13 +528,14 @@ def _partition(device: str | None, partition: Any) -> Partition:
 def category_texts(
     schema: Schema | None, device: str | None
 ) -> dict[str, tuple[str, ...]]:
-    """Return the categorical columns, with the texts that the schema lists."""
+    """Return the columns to read as text, with the texts that the schema lists."""
     kinds = {} if schema is None else {**schema.features, schema.label: schema.target}
-    texts = {
-        name: tuple(kind.values)
-        for name, kind in kinds.items()
-        if isinstance(kind, Categorical)
-    }
+    texts: dict[str, tuple[str, ...]] = {}
+    for name, kind in kinds.items():
+        if isinstance(kind, Categorical):
+            texts[name] = tuple(kind.values)
+        elif isinstance(kind, Time):  # as written: a parser would move it to UTC
+            texts[name] = ()
     if device is not None and device not in kinds:
         texts[device] = ()
     return texts
@@ -522,7 +555,12 @@ def _columns(
         )
     if schema is None:
         names = [name for name in table.column_names if name not in (label, device)]
-        features = {name: read_column(table, name) for name in names}
+        features = {
+            name: read_stamps(table, name)
+            if is_stamp(table.column(name).type)
+            else read_column(table, name)
+            for name in names
+        }
         classes = MOST_NUMERIC_CLASSES
         return {**features, label: read_label(table, label, most_classes=classes)}
     if schema.label != label:
@@ -531,12 +569,7 @@ def _columns(
             "the same",
             argument="label",
         )
-    return {
-        name: read_categories(table, name)
-        if isinstance(kind, Categorical)
-        else read_column(table, name)
-        for name, kind in {**schema.features, label: schema.target}.items()
-    }
+    return {n: _read(table, n, kind) for n, kind in schema.columns.items()}
 
 
 def _without_gaps(

@@ -13,6 +13,7 @@ import numpy as np
 from fedbudget.data.columns import Cells, as_coded, decimal_comma
 from fedbudget.data.features import Categorical, Feature, Numeric
 from fedbudget.data.reading import NULLS
+from fedbudget.data.times import Time
 from fedbudget.errors import DataError
 from fedbudget.text import shown
 
@@ -57,6 +58,8 @@ def typed_columns(
         texts = [cells[index] for cells in block]
         if isinstance(kind, Numeric):
             columns[name] = np.array([_number(name, cell) for cell in texts])
+        elif isinstance(kind, Time):
+            columns[name] = as_coded([None if t.strip() in NULLS else t for t in texts])
         else:
             columns[name] = as_coded([_category(kind, cell) for cell in texts])
     return columns

@@ -4,6 +4,7 @@ A model with a schema has one input per column of the schema, named like it:
 
     number     float64 (n, 1); NaN is an empty cell
     category   string (n, 1), the text as the schema lists it; "" is an empty cell
+    time       float64 (n, 1): seconds since 1970-01-01 00:00, by the wall clock
 
 The graph encodes them as `Schema.encode` does. It cannot refuse a row: a category that
 is not listed gives zeros, and an empty number without a `missing` value gives NaN.
@@ -25,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbudget.data.features import Categorical, Numeric
+from fedbudget.data.features import Categorical, Feature, Numeric
 from fedbudget.data.fourier import Fourier
 from fedbudget.data.schema import Schema
+from fedbudget.data.times import CYCLES, Time
 from fedbudget.data.unit_ball import LARGEST_NORM
 from fedbudget.errors import DataError, needed
 from fedbudget.losses import MARGIN_LOSSES
@@ -163,9 +165,12 @@ def _encoded(graph: _Graph, schema: Schema) -> str:
     numbers = {n: k for n, k in schema.features.items() if isinstance(k, Numeric)}
     parts: dict[str, str] = {}  # column -> its encoded block, one for all numbers
     for name, kind in schema.features.items():
-        graph.input(name, "DOUBLE" if name in numbers else "STRING", 1)
+        is_text = isinstance(kind, Categorical)
+        graph.input(name, "STRING" if is_text else "DOUBLE", 1)
         if isinstance(kind, Categorical):
             parts[name] = _one_hot(graph, name, kind)
+        elif isinstance(kind, Time):
+            parts[name] = _on_circles(graph, name, kind)
     blocks = [_scaled(graph, numbers)] if numbers else []
     blocks += parts.values()
     ones = ""
@@ -208,16 +213,33 @@ def _expanded(graph: _Graph, fourier: Fourier, z: str, ones: str) -> str:
 
 def _positions(schema: Schema, columns: list[str]) -> NDArray[np.int64]:
     """Return where each encoded column stands if columns come in another order."""
-    widths = {
-        name: 1 if isinstance(kind, Numeric) else len(kind.values)
-        for name, kind in schema.features.items()
-    }
+    widths = {name: _width(kind) for name, kind in schema.features.items()}
     ends = np.cumsum([widths[name] for name in columns])
     starts = {n: end - widths[n] for n, end in zip(columns, ends, strict=True)}
     positions = [starts[name] + np.arange(width) for name, width in widths.items()]
     if schema.intercept and schema.expansion is None:
         positions.append(np.array([sum(widths.values())]))
     return np.concatenate(positions)
+
+
+def _width(kind: Feature) -> int:
+    """Return how many encoded columns a column gives."""
+    if isinstance(kind, Time):
+        return 2 * len(kind.cycles)
+    return 1 if isinstance(kind, Numeric) else len(kind.values)
+
+
+def _on_circles(graph: _Graph, name: str, kind: Time) -> str:
+    """Return the sine and the cosine of every cycle, as `Time.columns` does."""
+    parts = []
+    for cycle in kind.cycles:
+        period, offset = CYCLES[cycle]
+        length = graph.number(period)
+        since = graph.add("Add", name, graph.number(offset))
+        share = graph.add("Div", graph.add("Mod", since, length, fmod=1), length)
+        angle = graph.add("Mul", share, graph.number(2 * np.pi))
+        parts += [graph.add("Sin", angle), graph.add("Cos", angle)]
+    return graph.add("Concat", *parts, axis=1)
 
 
 def _scaled(graph: _Graph, numbers: dict[str, Numeric]) -> str:

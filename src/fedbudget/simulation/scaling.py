@@ -188,7 +188,7 @@ def _rescalable(data: Dataset) -> Schema:
 
 def _numbers(schema: Schema) -> dict[str, Numeric]:
     """Return the numbers among the features, and the label if it is one."""
-    kinds = {**schema.sample_features, schema.label: schema.target}
+    kinds = schema.columns  # of time stamps, sines and cosines need no bounds
     return {name: kind for name, kind in kinds.items() if isinstance(kind, Numeric)}
 
 

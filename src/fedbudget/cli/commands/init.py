@@ -19,16 +19,18 @@ from fedbudget.budget import (
 )
 from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import one_line, print_json, progress
-from fedbudget.data import Categorical, Numeric
+from fedbudget.data import Categorical, Numeric, Time
 from fedbudget.data.features import Feature
 from fedbudget.data.partitions import SEED, parse_partition
 from fedbudget.data.tables import Draft, draft
+from fedbudget.data.windows import LEAST_LENGTH
 from fedbudget.errors import InvalidInputError, NotPrivateWarning, RecordError, needed
 from fedbudget.files import whole_file
 from fedbudget.planning.settings import ACCOUNTANT, PLANNER, WEIGHTING
 from fedbudget.text import counted
 
 _MARK = "read from the rows: replace by what is publicly known"
+_CIRCLES = 'each as sine and cosine; also "month"'
 
 
 def init(
@@ -90,12 +92,13 @@ def init(
     with progress("reading the table"):
         drafted = draft(table, label=label, device=device, drop=dropped)
     path = os.path.relpath(table, Path(out).resolve().parent)
-    text = "\n".join(_lines(drafted, path, device, partition)) + "\n"
+    text = "\n".join(_lines(drafted, Path(out).name, path, device, partition)) + "\n"
     with whole_file(out) as file:
         file.write(text)
     columns = len(drafted.schema.features) + 1
+    read = columns - len(_times(drafted))
     warnings.warn(
-        f"the bounds and categories of {columns} columns in {out} were read from the "
+        f"the bounds and categories of {read} columns in {out} were read from the "
         "rows, and no privacy guarantee covers them; replace them by what is publicly "
         "known",
         NotPrivateWarning,
@@ -112,6 +115,13 @@ def init(
     rows = counted(drafted.num_rows, "row")
     with new_page() as console:
         show_line(console, f"{out}: {rows}, {columns} columns, {split}")
+        for name in _times(drafted):
+            cycles = "hour and weekday, each as sine and cosine"
+            show_line(
+                console,
+                f"time stamps: {one_line(name)} (its {cycles}; leave it out with "
+                f"--drop {one_line(name)}, or order rows by it)",
+            )
         for name, reason in drafted.left_out.items():
             show_line(console, f"left out: {one_line(name)} ({one_line(reason)})")
         if drafted.rows_with_gaps:
@@ -134,12 +144,12 @@ def _gaps(rows: int) -> str:
 
 
 def _lines(
-    drafted: Draft, table: str, device: str | None, partition: str | None
+    drafted: Draft, name: str, table: str, device: str | None, partition: str | None
 ) -> Iterator[str]:
-    """Yield the file, line by line."""
+    """Yield the file of this name, line by line."""
     yield "# Data, budgets and prices of a federated run. Edit this file, then run:"
-    yield "#   fedbudget plan fedbudget.toml"
-    yield "#   fedbudget train fedbudget.toml"
+    yield f"#   fedbudget plan {name}"
+    yield f"#   fedbudget train {name}"
     yield "# An option on the command line, such as --epsilon 2, overrides this file."
     yield ""
     yield "[data]"
@@ -152,6 +162,8 @@ def _lines(
         yield f'missing = "drop"  # {drafted.rows_with_gaps} rows have empty cells'
     else:
         yield 'missing = "error"  # or "drop": leave out rows with empty cells'
+    for column in _times(drafted):
+        yield f"# order = {_text(column)}  # test on each device's last tenth of time"
     yield "intercept = true  # add a constant column"
     yield "# Bounds and categories must not depend on the private rows. Replace them"
     yield "# below, then set this to true. Until then, every command warns."
@@ -170,8 +182,10 @@ def _lines(
     yield "[features]"
     for name, kind in drafted.schema.features.items():
         inside = ", ".join(f"{key} = {value}" for key, value in _described(kind))
-        yield f"{_key(name)} = {{ {inside} }}  # {_MARK}"
+        mark = _CIRCLES if isinstance(kind, Time) else _MARK
+        yield f"{_key(name)} = {{ {inside} }}  # {mark}"
     yield ""
+    yield from _windows(drafted)
     yield from _budgets(drafted)
 
 
@@ -217,6 +231,29 @@ def _described(kind: Feature) -> Iterator[tuple[str, str]]:
         yield "high", repr(float(kind.high))
     elif isinstance(kind, Categorical):
         yield "values", f"[{', '.join(map(_text, kind.values))}]"
+    else:
+        yield "cycles", f"[{', '.join(map(_text, kind.cycles))}]"
+
+
+def _times(drafted: Draft) -> list[str]:
+    """Return the columns of time stamps."""
+    features = drafted.schema.features
+    return [name for name, kind in features.items() if isinstance(kind, Time)]
+
+
+def _windows(drafted: Draft) -> Iterator[str]:
+    """Yield a proposal for readings of sensors, if there may be windows of them."""
+    features = drafted.schema.features
+    channels = [name for name, kind in features.items() if isinstance(kind, Numeric)]
+    if not channels or drafted.most_rows < 2 * LEAST_LENGTH:
+        return
+    yield "# If rows are readings of sensors, and a sample is a window of them:"
+    yield "# [windows]"
+    yield f"# length = {LEAST_LENGTH}  # readings"
+    yield f"# columns = [{', '.join(map(_text, channels))}]"
+    if times := _times(drafted):
+        yield f"# order = {_text(times[0])}"
+    yield ""
 
 
 def _text(value: str) -> str:

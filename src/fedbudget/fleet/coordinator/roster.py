@@ -224,11 +224,11 @@ def _select(
     return Selection(declarations=selected, left_out=left_out)
 
 
-def _with_budget(declarations: Sequence[Declaration]) -> Selection:
+def _with_budget(declarations: Sequence[Declaration], trust: str) -> Selection:
     """Select the devices whose budgets allow one round with one step."""
     left_out: dict[str, str] = {}
     for declaration in declarations:
-        price = declaration.communication_price + declaration.computation_price
+        price = declaration.round_price(trust) + declaration.computation_price
         if not 0 < declaration.cost >= price:
             left_out[declaration.device] = (
                 f"its cost budget {declaration.cost:g} does not pay for one round "
@@ -357,14 +357,15 @@ def plan_fleet(
     declarations = _logged(_select(declarations, roster.clones), roster)
     declarations = _logged(_with_our_messages(declarations), roster)
     declarations = _logged(_with_schema(declarations, schema), roster)
-    selected = _logged(_with_budget(declarations), roster)
+    trust = str((promise or {}).get("trust", "uploads"))
+    selected = _logged(_with_budget(declarations, trust), roster)
     if not selected:
         raise InfeasibleBudgetError(
             f"none of the {len(declarations)} devices has a budget for one round with "
             "one step: their owners have to raise it, or lower their prices"
         )
     selected = _logged(compatible(selected), roster)
-    if promise is not None and promise.get("trust") == "sum":
+    if trust == "sum":
         candidate = _plan(
             selected, dissimilarity=dissimilarity, planner=planner, promise=promise
         )
@@ -416,7 +417,7 @@ def _plan(
         **(promise or {}),
     )
     prices = Prices(
-        communication=[d.communication_price for d in declarations],
+        communication=[d.round_price(budget.trust) for d in declarations],
         computation=[d.computation_price for d in declarations],
     )
     # A plan within budget under zCDP is within budget under GDP too, not vice versa.

@@ -208,6 +208,7 @@ class Guard:
             cost=policy.public.cost,
             communication_price=policy.prices.communication,
             computation_price=policy.prices.computation,
+            secure_round_price=policy.prices.secure_round,
             accountant=policy.budget.accountant,
             least_noise_multiplier=policy.orders.least_noise_multiplier,
             info=policy.public.info,

@@ -67,7 +67,7 @@ def sum_charge(offer: RunOffer, prices: PricePolicy) -> Charge:
     return Charge(
         steps=1,
         noise_multiplier=floats(upload_of(offer).noise_multiplier).item(),
-        cost=prices.communication + prices.computation * offer.tau,
+        cost=prices.sum_round + prices.computation * offer.tau,
     )
 
 

@@ -222,6 +222,13 @@ class Declaration(Message):
     # Of a device that answers evaluations; see `device.evaluation`.
     evaluation_epsilon: float | None = None  # of all of a period
     evaluation_samples: int | None = None  # rows that no run trains on
+    secure_round_price: float | None = None  # c1 of a secure sum; None: the same
+
+    def round_price(self, trust: str) -> float:
+        """Return the price of a round, besides its steps."""
+        if trust == "uploads" or self.secure_round_price is None:
+            return self.communication_price
+        return self.secure_round_price
 
     kind: ClassVar[str] = "declaration"
     checks: ClassVar[Mapping[str, Check]] = {
@@ -241,6 +248,7 @@ class Declaration(Message):
         "ledger": optional(hex_field(LEDGER_DIGITS)),
         "evaluation_epsilon": optional(_DECLARED),
         "evaluation_samples": optional(whole_field()),
+        "secure_round_price": optional(_DECLARED),
     }
 
 
