@@ -7,7 +7,7 @@ privacy.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ from fedbudget.planning import Plan
 from fedbudget.planning.advice import advice_of
 from fedbudget.planning.plans import NOT_PRIVATE
 from fedbudget.privacy import GDP, Kind, PrivacyStatement
-from fedbudget.record import Record, Round
+from fedbudget.record import FEW, Record, Round
 
 # Largest norm of a useful model; above it, a run has diverged. 10,000 of the planner's
 # largest stable steps stay below a tenth of it. Rows have norm 1: scores are as large.
@@ -133,10 +133,17 @@ class InMemory(Protocol):
         """
         ...
 
-    def catch_up(self, order: Order) -> None:
+    def catch_up(self, order: Order, refused: Collection[int]) -> None:
         """Charge the rounds before this order, which the interrupted run has done.
 
         Rounds that these devices have done themselves are not charged again.
+
+        Args:
+            order: The next one.
+            refused: Devices that refused one of those rounds.
+
+        Raises:
+            InvalidInputError: Another device cannot pay for what it has released.
         """
         ...
 
@@ -285,7 +292,10 @@ def _started(
         if state is not None:
             server = Server.from_arrays(state)
             if in_memory is not None:
-                in_memory.catch_up(_next_order(plan, server, before))
+                refused = {m for each in rounds for m in each.refused}
+                if any(len(each.refused) >= FEW for each in rounds):
+                    refused = set(range(plan.num_devices))  # the record names so many
+                in_memory.catch_up(_next_order(plan, server, before), refused)
             return server, rounds
     server = Server.start(plan.model.num_params(plan.dim))
     if after is not None:
