@@ -97,6 +97,8 @@ class Devices(Protocol):
 class Measures(Protocol):
     """Simulated devices, whose rows can be evaluated; the results are not private."""
 
+    personal: Array | None  # of `measure_personal`; shape (devices, params)
+
     def measure(self, theta: Array) -> dict[str, float]:
         """Return losses and accuracies of a model."""
         ...
@@ -156,6 +158,9 @@ class Run:
     # simulated devices. Both are functions of released models, and cost no privacy.
     velocity: Array | None = None
     state: State = field(default_factory=dict)
+    # With `personal=True`, one model per device, shape (devices, params). They are fits
+    # without noise: NOT private, and each belongs on its own device alone.
+    personal: Array | None = None
 
     @property
     def privacy(self) -> PrivacyStatement:
@@ -207,7 +212,8 @@ def train(
             numbers; other devices or another seed are refused.
         personal: Whether every device adapts the released model to its own rows at
             the end. The device keeps the result: no message, no charge. The personal
-            models are measured too; simulated devices only, and not private.
+            models are measured too, and `Run.personal` has them; simulated devices
+            only, and not private.
         measure_every: Measure the model after every so many rounds, and after the
             last one. The other rounds have no measurements. Simulated devices only.
         after: A run to continue, with its model, its momentum and its drift
@@ -254,6 +260,11 @@ def train(
             on_round(latest)
     if folder is not None:
         folder.finish(server.theta, rounds[-1])
+    own_models = None
+    if personal and isinstance(devices, Measures):
+        if devices.personal is None:  # the record is of a finished run
+            devices.measure_personal(server.theta)
+        own_models = devices.personal
     return Run(
         theta=server.theta,
         rounds=rounds,
@@ -263,6 +274,7 @@ def train(
         steps=before + server.rounds_done * plan.tau,
         velocity=server.velocity,
         state=server.devices,
+        personal=own_models,
     )
 
 

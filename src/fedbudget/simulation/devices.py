@@ -23,7 +23,7 @@ from fedbudget.simulation.kernels.runs import RoundPlan
 from fedbudget.simulation.lookahead import Lookahead, Setting
 from fedbudget.simulation.measuring import measure_details, measure_new
 from fedbudget.simulation.packing import packed_rows
-from fedbudget.simulation.personal import measure_personal
+from fedbudget.simulation.personal import adapt_all, measure_adapted
 from fedbudget.training import Order, Replies
 
 
@@ -72,6 +72,7 @@ class SimulatedDevices(ChargedDevices):
         self.seed = seed_number(seed)
         self._loss: Loss | None = None  # of the last run
         self._threshold = 0.5  # of its decisions
+        self.personal: Array | None = None  # models of `measure_personal`
         self._ahead = Lookahead(data)
         self._last_setting: tuple[Plan | None, Bools | None, Setting | None]
         self._last_setting = None, None, None
@@ -101,7 +102,7 @@ class SimulatedDevices(ChargedDevices):
         """
         check_plan(plan, self.data)
         self._admit(plan)
-        self._loss, self._threshold = plan.model, plan.threshold
+        self._loss, self._threshold, self.personal = plan.model, plan.threshold, None
         packed_rows(self.data.train, plan.model)
         self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
 
@@ -157,7 +158,10 @@ class SimulatedDevices(ChargedDevices):
 
         The result also has local-only models and the best constant guess.
         """
-        return measure_personal(self.data, self._trained_loss(), theta)
+        loss = self._trained_loss()
+        adapted = adapt_all(self.data, loss, theta)
+        self.personal = np.array([model.theta for model in adapted])
+        return measure_adapted(self.data, loss, adapted)
 
     def _trained_loss(self) -> Loss:
         if self._loss is None:

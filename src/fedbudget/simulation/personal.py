@@ -104,7 +104,13 @@ def measure_personal(data: Dataset, loss: Loss, theta: Array) -> dict[str, float
         "personal_test_accuracy", "alone_test_accuracy", "constant_test_accuracy" and
         so on: means over the devices' own rows; not private.
     """
-    adapted = adapt_all(data, loss, theta)
+    return measure_adapted(data, loss, adapt_all(data, loss, theta))
+
+
+def measure_adapted(
+    data: Dataset, loss: Loss, adapted: Sequence[Personal]
+) -> dict[str, float]:
+    """Measure the models of devices that have adapted one: see `measure_personal`."""
     models = {
         "personal": np.array([personal.theta for personal in adapted]),
         "alone": np.array([personal.own for personal in adapted]),
