@@ -43,13 +43,14 @@ def test_a_plan_fits_the_budget_it_was_made_for_and_not_a_round_more() -> None:
 def test_epsilons_converted_in_advance_are_those_of_the_charges(
     accountant: str,
 ) -> None:
-    """Charges of one size, then of another, with a mask and a prior."""
+    """Charges of one size, then of another, then growing; a mask and a prior."""
     budget = fb.Budget(epsilon=1e3, delta=[1e-4, 1e-4, 1e-6], cost=1e9)
     ledger = fb.Ledger(budget, num_devices=3, accountant=accountant)
     convert = accountant_named(accountant).epsilon_from_mu  # type: ignore[attr-defined]
     everyone, some = np.ones(3, dtype=bool), np.array([True, False, True])
     mu_sq = np.zeros(3)
     charges = [(40.0, everyone)] * 20 + [(10.0, some)] * 20 + [(40.0, everyone)] * 9
+    charges += [(40.0 * 0.97**number, everyone) for number in range(20)]
     for number, (noise, mask) in enumerate(charges):
         if number == 10:
             ledger.count_prior(0.3, ["a measurement"])

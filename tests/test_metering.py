@@ -12,6 +12,7 @@ import pytest
 
 from fedbudget.errors import InvalidInputError, MeasuringError
 from fedbudget.fleet.device.exact_steps import noisy_steps
+from fedbudget.fleet.secure.rehearsal import SumRound
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import (
     COORDINATOR,
@@ -349,3 +350,31 @@ def test_a_broker_that_cannot_be_reached() -> None:
     with pytest.raises(MeasuringError, match=r"127\.0\.0\.1:1 cannot be reached"):
         with through_broker(BrokerAddress(port=1), b"a", b"b"):
             pass
+
+
+def test_a_round_of_a_secure_sum_costs_more_than_an_open_one() -> None:
+    measured = measure(LOGISTIC, num_samples=20, dim=5, seconds=0.01, sum_devices=6)
+    secure = measured.secure
+    assert secure is not None and secure.devices == 6
+    assert secure.meter.seconds == measured.secure_price("seconds")
+    assert secure.meter.seconds > 0
+    assert secure.order_bytes > 4 * measured.order_bytes
+    assert secure.reply_bytes > measured.reply_bytes
+    with pytest.raises(InvalidInputError, match="joules"):
+        measured.secure_price("joules")
+
+
+def test_the_bytes_of_a_secure_round_are_those_of_its_messages() -> None:
+    """By hand, for 6 devices and 5 parameters: records, keys and signatures."""
+    down, up = SumRound(6, 5).sizes
+    quorum, sealed = 4, 2 * 32 + 16
+    records = 6 * (4 + 32 + 32 + 64) + 6 * 4 + quorum * (4 + 64) + 5 * (4 + sealed)
+    assert 0 < down - (records + 4 * 5) < 4 * 250  # names of fields, and signatures
+    records = 32 + 32 + 64 + 5 * (4 + sealed) + 4 * 5 + 64 + 5 * (4 + 32)
+    assert 0 < up - records < 4 * 150
+
+
+@pytest.mark.parametrize("sum_devices", [2, 1001, 2.5])
+def test_a_secure_sum_of_too_few_or_too_many_is_refused(sum_devices: Any) -> None:
+    with pytest.raises(InvalidInputError, match="sum_devices must be"):
+        measure(LOGISTIC, num_samples=20, dim=5, sum_devices=sum_devices)

@@ -159,16 +159,32 @@ class _Released(NamedTuple):
 
     mu_sq: Array
     added: Array  # to mu_sq by the last charge
+    growth: Array  # of what was added, since the charge before
     sampled: _Sampled | None  # None: no sampled steps
     laps: _Laps | None  # None: no batches taken in turn
 
+    def forecast(self, devices: NDArray[np.int64], count: int) -> Array:
+        """Return mu^2 of some devices now and after further charges, if they go on so.
+
+        Shape (count, devices).
+        """
+        factors = self.growth[devices] ** np.arange(1, count)[:, np.newaxis]
+        charges = [self.mu_sq[devices], *(self.added[devices] * factors)]
+        return np.asarray(np.cumsum(charges, axis=0))
+
+    def only(self, devices: Bools) -> "_Released":
+        """Return the charges of some devices, without amplification."""
+        mu_sq, added, growth = self.mu_sq, self.added, self.growth
+        return _Released(mu_sq[devices], added[devices], growth[devices], None, None)
+
 
 class _Epsilons:
-    """Epsilons of devices that add the same mu^2 in every round, converted in advance.
+    """Epsilons of devices whose mu^2 grows steadily, converted in advance.
 
-    A conversion of one value takes as long as one of fifty. After a second charge of
-    the same size, those of the next charges are converted, too: twice as many each
-    time that there are too few.
+    A conversion of one value takes as long as one of fifty. After a second charge,
+    those of the next charges are converted, too: twice as many each time that there are
+    too few. Values of mu^2 are rounded up in the 14th digit: forecasts have rounding
+    errors of their own.
     """
 
     def __init__(self, convert: Callable[..., Array]) -> None:
@@ -176,19 +192,17 @@ class _Epsilons:
         self._by_pair: dict[tuple[float, float], float] = {}  # of mu^2 and delta
         self._ahead = 1
 
-    def at(self, mu_sq: Array, delta: Array, added: Array, prior_sq: Array) -> Array:
-        """Return the epsilon of each device with mu^2 = mu_sq + prior_sq above 0."""
-        total = mu_sq + prior_sq
+    def at(self, released: _Released, delta: Array, prior_sq: Array) -> Array:
+        """Return the epsilon of each device with mu^2 + prior_sq above 0."""
+        total = _rounded_up(released.mu_sq + prior_sq)
         if len(total) > _FEW:  # many at a time already
             return self._convert(np.sqrt(total), delta)
         pairs = list(zip(total.tolist(), delta.tolist(), strict=True))
         missing = {pair: i for i, pair in enumerate(pairs) if pair not in self._by_pair}
         if missing:
             some = np.array(list(missing.values()))
-            rows = max(1, min(self._ahead, _FEW // len(some)))
-            # One charge after the other, as the ledger will add them up.
-            charges = [mu_sq[some]] + [added[some]] * (rows - 1)
-            later = np.cumsum(charges, axis=0) + prior_sq[some]
+            later = released.forecast(some, max(1, min(self._ahead, _FEW // len(some))))
+            later = _rounded_up(later + prior_sq[some])
             deltas = np.broadcast_to(delta[some], later.shape)
             keys = zip(later.ravel().tolist(), deltas.ravel().tolist(), strict=True)
             epsilon = self._convert(np.sqrt(later), deltas).ravel().tolist()
@@ -197,6 +211,12 @@ class _Epsilons:
             self._by_pair = current | dict(zip(keys, epsilon, strict=True))
             self._ahead = min(2 * self._ahead, _FEW)
         return np.array([self._by_pair[pair] for pair in pairs])
+
+
+def _rounded_up(mu_sq: Array) -> Array:
+    """Return positive values, rounded up to 44 bits."""
+    mantissa, exponent = np.frexp(mu_sq)
+    return np.asarray(np.ldexp(np.ceil(np.ldexp(mantissa, 44)), exponent - 44))
 
 
 def _together(reports: Mapping[frozenset[str], Array]) -> Array:
@@ -229,7 +249,7 @@ class Ledger:
         self.num_devices = whole("num_devices", num_devices)
         self._plain = ZCDP if accountant_named(accountant) is ZCDP else GDP
         nothing = np.zeros(num_devices)
-        self._released = _Released(nothing, nothing, None, None)
+        self._released = _Released(nothing, nothing, nothing + 1, None, None)
         self._epsilons = _Epsilons(self._plain.epsilon_from_mu)
         self._priors: dict[frozenset[str], Array] = {}  # mu^2, by names of releases
         self._prior_sq = np.zeros(num_devices)
@@ -366,7 +386,7 @@ class Ledger:
 
     def _with(self, charge: Charge, mask: Bools) -> _Released:
         """Return the releases after a charge of the devices in `mask`."""
-        mu_sq, _, sampled, laps = self._released
+        mu_sq, before_added, _, sampled, laps = self._released
         drawn = bool(np.any(floats(charge.sampling_probability) < 1))
         if drawn and charge.turns is not None:
             raise InvalidInputError(
@@ -388,7 +408,10 @@ class Ledger:
             sampled = sampled.with_steps(charge, where=amplified).without(plain)
         used = plain & (np.asarray(uses) > 0)  # no use costs 0, even without noise
         added = np.where(used, mu_squared(uses, charge.noise_multiplier), 0.0)
-        return _Released(mu_sq + added, added, sampled, laps)
+        # Noise that falls from round to round adds more each time, by a steady factor.
+        steady = (added > 0) & (before_added > 0) & np.isfinite(added + before_added)
+        growth = np.divide(added, before_added, out=np.ones_like(added), where=steady)
+        return _Released(mu_sq + added, added, np.clip(growth, 0.5, 2.0), sampled, laps)
 
     def _amplifies(self, charge: Charge, sampled: _Sampled) -> Bools:
         """Return where amplification holds for a charge's steps."""
@@ -415,6 +438,6 @@ class Ledger:
             charged = np.where(amplified, 0.0, charged + sampled.mu_sq)
         finite = (charged + prior > 0) & np.isfinite(charged + prior)
         if finite.any():
-            columns = (charged, delta, released.added, prior)
-            spent[finite] = self._epsilons.at(*(column[finite] for column in columns))
+            plain = released._replace(mu_sq=charged).only(finite)
+            spent[finite] = self._epsilons.at(plain, delta[finite], prior[finite])
         return np.where(np.isinf(charged + prior), np.inf, spent)

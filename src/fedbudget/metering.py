@@ -1,8 +1,9 @@
 """Prices of this machine: seconds, bytes and joules of local steps and of rounds.
 
 A step runs a real device's code on random rows. A round sends its messages over a real
-connection: it receives an order and sends a reply. Joules come from the processor's
-energy counters (RAPL) if they can be read.
+connection: it receives an order and sends a reply. A round of a secure sum has four
+such exchanges, and the device's cryptography with all its peers. Joules come from the
+processor's energy counters (RAPL) if they can be read.
 
 Through a broker, the messages use the fleet's MQTT client with a name and topics that
 are reserved for measuring: a running fleet is not affected.
@@ -25,6 +26,7 @@ import numpy as np
 from fedbudget.checks import one_of, whole, within
 from fedbudget.errors import InvalidInputError, MeasuringError
 from fedbudget.fleet.device.exact_steps import MOST_ROWS, ExactRows, noisy_steps
+from fedbudget.fleet.secure.rehearsal import EXCHANGES, SumRound
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import MEASURE
 from fedbudget.fleet.transport.mqtt import Connection
@@ -37,6 +39,7 @@ from fedbudget.fleet.wire.messages import (
     RoundOrder,
     theta_to_bytes,
 )
+from fedbudget.fleet.wire.secure_messages import MOST_PEERS
 from fedbudget.losses import Loss
 
 POWERCAP = Path("/sys/class/powercap")
@@ -280,6 +283,16 @@ class Meter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SecureRoundMeter:
+    """The measured cost of a round of a secure sum, with its cryptography."""
+
+    devices: int  # in the sum
+    meter: Meter
+    order_bytes: int  # received per round
+    reply_bytes: int  # sent per round
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """The measured cost of a step and of a round on this device."""
 
@@ -288,6 +301,7 @@ class Measured:
     round: Meter
     order_bytes: int  # received per round
     reply_bytes: int  # sent per round
+    secure: "SecureRoundMeter | None" = None  # None: not measured
     broker: BrokerAddress | None  # None: TCP on this machine
     energy: str  # source of the joules
 
@@ -317,6 +331,11 @@ class Measured:
             )
         return getattr(self.round, unit), getattr(self.step, unit)
 
+    def secure_price(self, unit: str) -> float | None:
+        """Return the price of a round of a secure sum, if it was measured."""
+        self.prices(unit)  # refuses joules that were not measured
+        return None if self.secure is None else getattr(self.secure.meter, unit)
+
 
 def measure(
     loss: Loss,
@@ -325,6 +344,7 @@ def measure(
     dim: int,
     seconds: float = 1.0,
     watts: float | None = None,
+    sum_devices: int | None = None,
     broker: BrokerAddress | None = None,
     rapl: Rapl | None = None,
 ) -> Measured:
@@ -336,6 +356,7 @@ def measure(
         dim: Columns of a row.
         seconds: How long to repeat each kind of work; at least five times.
         watts: Power of the device under load; by default RAPL is read, if possible.
+        sum_devices: Devices in a secure sum, to measure a round of one, too.
         broker: An MQTT broker for the rounds; by default TCP on this machine.
         rapl: The energy counters; by default those of this machine.
     """
@@ -344,6 +365,8 @@ def measure(
     within("seconds", seconds, above=0, most=3600)
     if watts is not None:
         within("watts", watts, above=0)
+    if sum_devices is not None:
+        whole("sum_devices", sum_devices, least=3, most=MOST_PEERS)
     counters = Rapl() if rapl is None else rapl
     if watts is not None:
         energy = f"{watts:g} W given, times seconds"
@@ -360,12 +383,24 @@ def measure(
     connect = loopback if broker is None else partial(through_broker, broker)
     with connect(order, reply) as link:
         round_ = metered(link.round, 1)
+    secure = None
+    if sum_devices is not None:
+        sum_round = SumRound(sum_devices, loss.num_params(dim))
+        order_size, reply_size = (-(-size // EXCHANGES) for size in sum_round.sizes)
+        with connect(bytes(order_size), bytes(reply_size)) as link:
+            secure = SecureRoundMeter(
+                devices=sum_devices,
+                meter=metered(partial(_secure_round, sum_round, link), 1),
+                order_bytes=sum_round.sizes[0],
+                reply_bytes=sum_round.sizes[1],
+            )
     return Measured(
         tau=TAU,
         step=step,
         round=round_,
         order_bytes=len(order),
         reply_bytes=len(reply),
+        secure=secure,
         broker=broker,
         energy=energy,
     )
@@ -378,6 +413,13 @@ def round_messages(num_params: int) -> tuple[bytes, bytes]:
     order = RoundOrder(run=run, round=1, theta=theta)
     reply = Reply(device="device-1", run=run, round=1, code=ANSWERED, theta=theta)
     return order.to_bytes(), reply.to_bytes()
+
+
+def _secure_round(sum_round: SumRound, link: Link) -> None:
+    """Do what a device does in a round of a secure sum, and send as many bytes."""
+    sum_round.run()
+    for _ in range(EXCHANGES):
+        link.round()
 
 
 def _repeat(

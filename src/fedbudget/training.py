@@ -119,9 +119,8 @@ class InMemory(Protocol):
     Real devices store their own ledgers, and a fleet's coordinator its own file.
     """
 
-    @property
     def identity(self) -> dict[str, Any]:
-        """Values that must be the same to resume a run, such as the seed."""
+        """Return values that must be the same to resume a run, such as the seed."""
         ...
 
     @property
@@ -288,7 +287,7 @@ def _started(
     """Return the server and the rounds of an interrupted run, or of a new one."""
     if folder is not None:
         in_memory = devices if isinstance(devices, InMemory) else None
-        same = {} if in_memory is None else in_memory.identity
+        same = {} if in_memory is None else in_memory.identity()
         state, rounds = folder.open(
             plan,
             kind=devices.kind,

@@ -16,12 +16,33 @@ def sum_certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def hostile(tmp_path: Path, sum_certs: Path) -> Iterator[Hostile]:
+def attacked(folder: Path, certs: Path, *, processes: bool) -> Iterator[Hostile]:
     """Six devices that have joined a run and know their peers; t = 4."""
-    (tmp_path / "certs").symlink_to(sum_certs)
-    fleet = SumFleet(tmp_path, 6, 4)
-    hostile = Hostile(fleet)
-    hostile.meet()
-    yield hostile
-    fleet.close()
+    (folder / "certs").symlink_to(certs)
+    fleet = SumFleet(folder, 6, 4, processes=processes)
+    try:
+        hostile = Hostile(fleet)
+        hostile.meet()
+        yield hostile
+    finally:
+        fleet.close()
+
+
+@pytest.fixture
+def hostile(
+    request: pytest.FixtureRequest, tmp_path: Path, sum_certs: Path
+) -> Iterator[Hostile]:
+    """A coordinator that attacks six processes of `fedbudget device`.
+
+    Of a test with several cases, the first one has processes, the others have guards in
+    this process, to save time.
+    """
+    cases = getattr(request.node, "callspec", None)
+    first = cases is None or not any(cases.indices.values())
+    yield from attacked(tmp_path, sum_certs, processes=first)
+
+
+@pytest.fixture
+def inside(tmp_path: Path, sum_certs: Path) -> Iterator[Hostile]:
+    """The same with guards in this process, to look at what they hold."""
+    yield from attacked(tmp_path, sum_certs, processes=False)

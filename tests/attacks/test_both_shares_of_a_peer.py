@@ -38,27 +38,27 @@ def test_a_second_request_gets_the_same_shares(hostile: Hostile, restart: bool) 
     assert len(hostile.fleet.entries("device-0", "reveal")) == 1
 
 
-def test_the_attack_works_against_a_device_that_reveals_both(hostile: Hostile) -> None:
+def test_the_attack_works_against_a_device_that_reveals_both(inside: Hostile) -> None:
     """Unguarded, the library reveals what it is asked: both secrets fall."""
-    keys, _ = hostile.up_to_uploads()
-    roster_order = hostile.roster(keys)
-    devices = hostile.fleet.loop.devices
+    keys, _ = inside.up_to_uploads()
+    roster_order = inside.roster(keys)
+    devices = inside.fleet.loop.devices
     victim, both = 5, []
     for answered in (EVERYBODY, WITHOUT_5):
         shares = {}
-        for name in hostile.fleet.names[:5]:
+        for name in inside.fleet.names[:5]:
             guard = devices[name]._guard
-            joined = guard._ledger.run(hostile.run_id)
-            run = guard._run(hostile.run_id, joined)  # type: ignore[attr-defined]
-            roster = guard._roster(roster_order, run)  # type: ignore[attr-defined]
-            sealed = hostile.reveal(name, keys, {}).sealed
+            joined = guard._ledger.run(inside.run_id)
+            run = guard._run(inside.run_id, joined)
+            roster = guard._roster(roster_order, run)
+            sealed = inside.reveal(name, keys, {}).sealed
             opened = {
                 int.from_bytes(sealed[i : i + 4]): sealed[i + 4 : i + 84]
                 for i in range(0, len(sealed), 84)
             }
             revealed = run.participant.reveal(roster, answered, opened)
             shares[run.participant.index + 1] = shamir.from_bytes(revealed[victim])
-        threshold = hostile.peers.neighbourhood.threshold
+        threshold = inside.peers.neighbourhood.threshold
         points = dict(list(shares.items())[:threshold])
         both.append(shamir.combine(points))
     key = keys["device-5"].key

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedbudget.fleet.coordinator.roster import Roster, plan_fleet
+from fedbudget.fleet.coordinator.roster import Roster, gather, plan_fleet
 from fedbudget.fleet.device.guard import Guard
 from fedbudget.fleet.device.policy import read_policy
 from fedbudget.fleet.transport.channel import Message
@@ -135,6 +135,32 @@ def test_two_ledgers_of_one_device_are_seen_before_the_run(
     connection = Scripted()
     roster.send_notices(connection, SIGNER)
     assert connection.notices == {"sensor-1": reason}
+
+
+def test_a_device_that_was_set_up_anew_before_the_run_is_no_clone(
+    tmp_path: Path,
+) -> None:
+    # A broker delivers what was declared before, too, while nobody read it.
+    old, new = declared(tmp_path / "one"), declared(tmp_path / "two")
+    roster = Roster()
+    channel = Scripted()
+    for heard in (old, new):
+        topic, data = topics.declare(heard.device), heard.to_bytes()
+        channel.inbox.put(Message(topic=topic, payload=data, receiver="coordinator"))
+    assert gather(channel, roster, count=1, seconds=30) == [new]
+    assert roster.clones == {}
+    roster.begin([new])
+    hear(roster, new)
+    assert roster.clones == {}
+    hear(roster, old)
+    assert list(roster.clones) == ["sensor-1"]
+
+
+def test_ledgers_without_end_are_refused() -> None:
+    roster = Roster()
+    for number in range(20):
+        hear(roster, declaration(ledger=f"{number:032x}"))
+    assert list(roster.clones) == ["sensor-1"]
 
 
 def test_a_device_keeps_its_ledger_over_restarts(tmp_path: Path) -> None:

@@ -14,35 +14,35 @@ from fedbudget.fleet.wire.secure_messages import RevealedShares, unpack_records
 from tests.fleet.sums import Hostile
 
 
-def test_the_self_mask_of_a_dropped_device_stays_secret(hostile: Hostile) -> None:
-    names, victim = hostile.fleet.names, 5
-    keys, uploads = hostile.up_to_uploads()
+def test_the_self_mask_of_a_dropped_device_stays_secret(inside: Hostile) -> None:
+    names, victim = inside.fleet.names, 5
+    keys, uploads = inside.up_to_uploads()
     answered = [0, 1, 2, 3, 4]
-    ledger: Any = hostile.fleet.loop.devices["device-5"]._guard._ledger
-    honest = np.frombuffer(ledger.state(hostile.run_id).vector, dtype="<i8")
-    signatures = hostile.confirmed(answered)
+    ledger: Any = inside.fleet.loop.devices["device-5"]._guard._ledger
+    honest = np.frombuffer(ledger.state(inside.run_id).vector, dtype="<i8")
+    signatures = inside.confirmed(answered)
     assert sorted(signatures) == answered  # the victim has no part in it
     shares = {}
     for m, name in enumerate(names[:5]):
-        reply = hostile.order(name, hostile.reveal(name, keys, signatures))
+        reply = inside.order(name, inside.reveal(name, keys, signatures))
         assert isinstance(reply, RevealedShares)
         shares[m] = unpack_records(reply.shares, 32)
     held = {m + 1: shamir.from_bytes(shares[m][victim]) for m in answered}
     key = keys["device-5"].key
-    threshold = hostile.peers.neighbourhood.threshold
+    threshold = inside.peers.neighbourhood.threshold
     secret = shamir.combine(dict(list(held.items())[:threshold]))
     assert masks.public_key(shamir.to_bytes(secret)) == key.mask_key
     assert protocol.commitment_to(secret) != key.commitment
     # Without its pair masks, the upload still has its self-mask in every coordinate.
-    order = hostile.roster(keys)
-    roster = Roster(peers=hostile.peers, attempt=order.of, keys=order.read())
+    order = inside.roster(keys)
+    roster = Roster(peers=inside.peers, attempt=order.of, keys=order.read())
     vector = np.frombuffer(uploads["device-5"].vector, dtype="<u4")
     for other in roster.neighbours(victim):
         mask = protocol.pair_mask(roster, victim, other, secret, len(vector), 32)
         vector = vector - mask if victim < other else vector + mask
     assert len(honest) == len(vector)
     assert not (vector == masks.ring(honest, ring_bits=32)).any()
-    assert sorted(hostile.fleet.entries("device-0", "reveal")[0].body["mask_keys"]) == [
+    assert sorted(inside.fleet.entries("device-0", "reveal")[0].body["mask_keys"]) == [
         "device-5"
     ]
 

@@ -52,3 +52,20 @@ def test_an_owner_starts_no_period(tmp_path: Path) -> None:
     path.write_text(path.read_text() + SUMS)
     with pytest.raises(InvalidInputError, match="one budget for all its rows"):
         start_period(read_policy(path))
+
+
+def test_charges_for_single_rows_are_no_charges_for_the_device(tmp_path: Path) -> None:
+    site = new_site(tmp_path)
+    site.offer()
+    assert site.order().code == "answered"
+    spent = site.spent
+    site.guard.close()
+    path = tmp_path / "policy.toml"
+    open_runs = path.read_text()
+    path.write_text(open_runs + SUMS)
+    with pytest.raises(InvalidInputError, match="was charged for single rows"):
+        site.restart()
+    path.write_text(open_runs)
+    site.restart()
+    assert site.spent == spent
+    site.guard.close()

@@ -1,9 +1,11 @@
 """The whole audit of a claim: verdicts, controls, and faults that it must catch."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+import fedbudget as fb
 from fedbudget.auditing.audits import (
     CONSISTENT,
     ClaimAudit,
@@ -106,3 +108,23 @@ def test_lower_bounds_are_shown_rounded_down() -> None:
     assert rounded_down(3.99999) == "3.999"
     assert rounded_down(12.3456) == "12.34"
     assert rounded_down(0) == "0"
+
+
+@pytest.mark.parametrize("path", ["release", "device"])
+@pytest.mark.parametrize("loss", ["logistic", "hinge", "softmax"])
+def test_noise_per_step_for_whole_devices(path: str, loss: str) -> None:
+    classes = 3 if loss == "softmax" else None
+    plan = fb.plan(
+        fb.Problem(num_samples=[60] * 40, dim=5, loss=loss, num_classes=classes),
+        fb.Budget(epsilon=4, delta=1e-4, cost=1000, unit="device"),
+        fb.Prices(communication=100, computation=1),
+    )
+    result = fb.audit(plan, trials=2000, confidence=1 - 1e-9, path=path)
+    (item,) = result.claims
+    assert result.verdict == CONSISTENT
+    assert item.claim.noise_multiplier == pytest.approx(plan.noise_multiplier[0])
+    assert item.sensitivity.largest == pytest.approx(1, rel=1e-5)
+    assert 1.5 < item.steps.gaussian < 4
+    # Noise for one sample, under the words of a whole device, is caught.
+    small = replace(plan, noise_std=plan.noise_std / 60)
+    assert fb.audit(small, trials=200, confidence=1 - 1e-9, path=path).violated

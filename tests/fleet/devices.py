@@ -212,9 +212,10 @@ class Fleet:
     def end(self) -> None:
         self.stop.set()
         self.wake()
-        self.end_coordinator()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(60)
+        self.wake()  # what a guard declared again when it was connected again
+        self.end_coordinator()
 
 
 def fleets(new: Callable[[Path], Fleet], folder: Path) -> Iterator[Make]:

@@ -1,15 +1,18 @@
 """A fleet of secure sums without a network: real guards, a real coordinator.
 
-Messages pass through `Loop`, a channel that hands them to the devices at once, in this
-process and in order. Tests lose, repeat or change them there, and restart either side.
+Messages pass through `Loop`, a channel that hands them to the devices at once and in
+order. Tests lose, repeat or change them there, and restart either side. Devices are in
+this process, or processes of their own (`DeviceProcess`), which are killed.
 """
 
+import socket
+import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,16 +20,18 @@ import fedbudget as fb
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import offers_of
 from fedbudget.fleet.coordinator.sum_devices import SumDevices
-from fedbudget.fleet.demo import Terms, write_site
+from fedbudget.fleet.demo import Child, Terms, wait_until, write_site
 from fedbudget.fleet.device.policy import read_policy
 from fedbudget.fleet.device.process import Device
 from fedbudget.fleet.device.statement import verified
+from fedbudget.fleet.device.unix_socket import HEAD
 from fedbudget.fleet.secure.peers import Attempt, Member, Peers
 from fedbudget.fleet.secure.protocol import SEALED_BYTES
-from fedbudget.fleet.transport.certificates import make_certificates
+from fedbudget.fleet.transport.certificates import identity_of, make_certificates
 from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.wire import secure_messages, topics
 from fedbudget.fleet.wire.codec import decode
+from fedbudget.fleet.wire.framing import Outgoing, pack, unpack
 from fedbudget.fleet.wire.messages import Declaration, Reply
 from fedbudget.fleet.wire.secure_messages import (
     AttemptAnswers,
@@ -59,7 +64,7 @@ def kind_of(payload: bytes) -> str:
 class Loop:
     """A channel to devices in this process."""
 
-    devices: dict[str, Device]
+    devices: Mapping[str, Any]  # by name; see Handles
     retained: dict[str, bytes] = field(default_factory=dict)
     inbox: deque[Message] = field(default_factory=deque)
     # Return false to lose a message: (device, kind, payload).
@@ -116,6 +121,50 @@ class Loop:
     def acknowledge(self, message: Message) -> None: ...
 
 
+class Handles(Protocol):
+    """A device, here or in a process of its own."""
+
+    def hello(self) -> list[Outgoing]: ...
+
+    def handle(self, topic: str, payload: bytes) -> list[Outgoing]: ...
+
+    def close(self) -> None: ...
+
+
+class DeviceProcess:
+    """`fedbudget device` as a process, behind the socket of its policy."""
+
+    def __init__(self, policy: Path) -> None:
+        self._socket = Path(str(read_policy(policy).socket))
+        self._child = Child(("device", str(policy)), policy.with_name("log")).start()
+
+    def _wait(self) -> None:
+        wait_until(self._socket.exists, "the guard", child=self._child)
+
+    def _exchange(self, messages: list[tuple[str, bytes]]) -> list[Outgoing]:
+        self._wait()
+        parcel = pack(messages)
+        with socket.socket(socket.AF_UNIX) as guard, guard.makefile("rb") as file:
+            guard.settimeout(120)
+            guard.connect(str(self._socket))
+            guard.sendall(HEAD.pack(len(parcel)) + parcel)
+            (length,) = HEAD.unpack(file.read(HEAD.size))
+            replies = unpack(file.read(length), limit=1 << 24)
+        return [Outgoing(topic, payload, False) for topic, payload in replies]
+
+    def hello(self) -> list[Outgoing]:
+        return self._exchange([])
+
+    def handle(self, topic: str, payload: bytes) -> list[Outgoing]:
+        replies = self._exchange([(topic, payload)])
+        return [r for r in replies if topics.parse(r.topic)[0] == "reply"]
+
+    def close(self) -> None:
+        """Kill it, like a power failure."""
+        self._child.kill()
+        self._socket.unlink(missing_ok=True)
+
+
 @dataclass
 class SumFleet:
     """Devices with rows, ledgers and policies on disk, and their coordinator."""
@@ -129,6 +178,7 @@ class SumFleet:
     epsilon: float = 4.0
     deadline: float = 0.3
     policy_least: int | None = None  # of the owners; None: the plan's
+    processes: bool = False  # each device is a process
 
     def __post_init__(self) -> None:
         width = len(str(self.count - 1))  # sorted by their names
@@ -137,7 +187,8 @@ class SumFleet:
         if not self.certs.exists():
             make_certificates(self.certs, self.names)
         self.paths = {name: self._site(m, name) for m, name in enumerate(self.names)}
-        self.loop = Loop({name: self.device(name) for name in self.names})
+        self.devices = {name: self.device(name) for name in self.names}
+        self.loop = Loop(self.devices)
         self.checkpoints: Checkpoints | None = None
         self.coordinator = self.coordinate()
 
@@ -147,23 +198,31 @@ class SumFleet:
         x /= 1.001 * np.linalg.norm(x, axis=1, keepdims=True)
         y = (x[:, 0] > 0).astype(np.int64)
         terms = Terms(epsilon=100.0, delta=1e-4, cost=1e6, least_noise_multiplier=1e-3)
+        orders: Any = {"port": 1}
+        if self.processes:  # in a short path, as sockets need it
+            orders = {"socket": Path(tempfile.mkdtemp(prefix="fb-")) / "guard.sock"}
         path = write_site(
-            self.folder / name, name, (x, y), terms, certs=self.certs, port=1
+            self.folder / name, name, (x, y), terms, certs=self.certs, **orders
         )
         least = self.policy_least or self.least_answers
+        own = identity_of(self.certs, name)
+        files = {"peers": own.ca, "certificate": own.certificate, "key": own.key}
         path.write_text(
             path.read_text()
             + f"\n[sums]\nleast_answers = {least}\ncolluders = {self.colluders}\n"
+            + "".join(f'{key} = "{f.resolve()}"\n' for key, f in files.items())
         )
         return path
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str) -> Handles:
+        if self.processes:
+            return DeviceProcess(self.paths[name])
         return Device(read_policy(self.paths[name]))
 
     def restart(self, name: str) -> None:
         """Kill a device, and start it again from its files."""
-        self.loop.devices[name].close()
-        self.loop.devices[name] = self.device(name)
+        self.devices[name].close()
+        self.devices[name] = self.device(name)
 
     def plan(self, **changes: Any) -> fb.Plan:
         problem = fb.Problem(num_samples=[ROWS] * self.count, dim=DIM)
@@ -215,7 +274,7 @@ class SumFleet:
         return [entry for entry in ledger if entry.kind == kind]
 
     def close(self) -> None:
-        for device in self.loop.devices.values():
+        for device in self.devices.values():
             device.close()
         if self.checkpoints is not None:
             self.checkpoints.close()

@@ -12,6 +12,7 @@ grids.py         part (c): released values lie on their grid
 trials.py        part (d): whole runs on both tables, thousands of times
 bounds.py        what the trials say about epsilon, from below
 guards.py        part (d) through a device's guard, under its owner's policy
+sum_policies.py  what a policy releases in sums, and what its ledger refuses
 audits.py        all parts of a claim, with controls (part (e)) and a verdict
 entry.py         `audit`: a plan, a policy or a run
 """

@@ -53,11 +53,15 @@ class Pair:
         return self.first, self.second
 
 
-def opposite_pair(loss: Loss, *, rows: int, dim: int) -> Pair:
-    """Return a pair whose canaries have opposite gradients of full length."""
-    width = max(dim, _FEWEST_COLUMNS)
-    others = _ordinary_rows(rows - 1, width)
-    return _pair("opposite gradients of full length", loss, others, at=rows // 2)
+def opposite_pair(loss: Loss, *, rows: int, dim: int, whole: bool = False) -> Pair:
+    """Return a pair whose canaries have opposite gradients of full length.
+
+    They are one row, or the whole table: for the device as the unit.
+    """
+    width, count = max(dim, _FEWEST_COLUMNS), rows if whole else 1
+    others = _ordinary_rows(rows - count, width)
+    name = "opposite gradients of full length"
+    return _pair(name, loss, others, at=len(others) // 2, count=count)
 
 
 def opposite_moves(
@@ -101,6 +105,14 @@ def crafted_pairs(loss: Loss, *, dim: int) -> Iterator[Pair]:
         yield _straddle(loss, power, width)
     for size in (1e-300, 1e-6, 1.0, 1e3, 1e29):
         yield from _rounding_edges(loss, width, size, rows=64, changed=slice(20, 21))
+
+
+def crafted_devices(loss: Loss, *, rows: int, dim: int) -> Iterator[Pair]:
+    """Yield pairs of tables that differ in all of their rows."""
+    width = max(dim, _FEWEST_COLUMNS)
+    yield opposite_pair(loss, rows=rows, dim=width, whole=True)
+    for size in (1e-300, 1e-6, 1.0, 1e3, 1e29):
+        yield from _rounding_edges(loss, width, size, rows=rows, changed=slice(0, rows))
 
 
 def crafted_moves(

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedbudget.auditing.guards import guard_trials, guarded_run
 from fedbudget.auditing.mechanisms import DevicePath
 from fedbudget.auditing.release_path import ReleasePath
 from fedbudget.auditing.settings import Claim, claims_of
+from fedbudget.auditing.sum_policies import sum_run
 from fedbudget.auditing.trials import Effort
 from fedbudget.auditing.upload_claims import UploadClaim
 from fedbudget.auditing.upload_paths import DeviceUploads, ReleaseUploads
@@ -172,17 +173,40 @@ def _audit_plan(
 def _audit_policy(
     policy: Policy, effort: Effort, error: float, on_part: OnPart
 ) -> tuple[tuple[ClaimAudit, ...], tuple[str, ...]]:
-    """Audit what the guard of a policy releases for its whole budget."""
-    run = guarded_run(policy)
-    audited = audit_claim(
-        DevicePath(),
-        run.claim,
-        effort,
-        error=error,
-        runs=lambda part: guard_trials(run, part),
-        on_part=on_part,
-    )
-    return (audited,), ()
+    """Audit what a policy releases for its whole budget: through its guard, in sums."""
+    sums = policy.sums
+    is_open = sums is None or (sums.trust == "any" and sums.unit == "sample")
+    share = 0.5 if is_open and sums is not None else 1.0
+    part = effort.part(seconds=share, trials=1.0)
+    claims, notes = [], []
+
+    def report(text: str, size: float) -> None:
+        on_part(text, share * size)
+
+    if is_open:
+        run = guarded_run(policy)
+        claims.append(
+            audit_claim(
+                DevicePath(),
+                run.claim,
+                part,
+                error=share * error,
+                runs=lambda part: guard_trials(run, part),
+                on_part=report,
+            )
+        )
+    if sums is not None:
+        of_sums = sum_run(policy, sums)
+        uploads = DeviceUploads()
+        audited = audit_claim(
+            uploads, of_sums.claim, part, error=share * error, on_part=report
+        )
+        claims.append(replace(audited, guard=of_sums.charged()))
+        notes.append(
+            f"sums have {sums.least_answers} answers, {sums.colluders} of them from "
+            "colluders: uploads and charges are audited, not the masks that hide them"
+        )
+    return tuple(claims), tuple(notes)
 
 
 _KINDS = {Plan: "plan", Policy: "policy", RecordedRun: "run"}

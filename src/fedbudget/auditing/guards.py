@@ -63,6 +63,7 @@ class GuardTest:
     spent: float  # epsilon, the largest of their ledgers
     budget: float
     refused: bool | None  # every round beyond the budget; None: it was not reached
+    through: str = "guard"  # or the ledger alone, for sums
 
     @property
     def holds(self) -> bool:
@@ -72,8 +73,8 @@ class GuardTest:
     def __str__(self) -> str:
         ends = {True: "refused", False: "ANSWERED", None: "not reached"}
         return (
-            f"{counted(self.runs, 'run')} through a guard spent at most epsilon "
-            f"{rounded_up(self.spent)} of {self.budget:g}; rounds beyond: "
+            f"{counted(self.runs, 'run')} through a {self.through} spent at most "
+            f"epsilon {rounded_up(self.spent)} of {self.budget:g}; rounds beyond: "
             f"{ends[self.refused]}"
         )
 
@@ -178,7 +179,7 @@ def guard_trials(run: GuardedRun, effort: Effort) -> tuple[Trials, GuardTest]:
     signal = Signal.of(DevicePath(), run.claim, pair)
     spent: list[float] = []
     refused: list[bool] = []
-    with _quiet_guard(), _folder() as name:
+    with _quiet_guard(), temporary_folder() as name:
         sites = [_Site.write(Path(name) / str(k), run, pair.tables[k]) for k in (0, 1)]
 
         def trial(side: int, count: int) -> Array:
@@ -201,7 +202,7 @@ def guard_trials(run: GuardedRun, effort: Effort) -> tuple[Trials, GuardTest]:
     return trials, test
 
 
-def _folder() -> "tempfile.TemporaryDirectory[str]":
+def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
     """Return a new folder, in memory if there is such a file system.
 
     A ledger waits for the disk several times in a run; an audit's ledgers need not

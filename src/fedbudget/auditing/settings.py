@@ -7,14 +7,19 @@ from typing import Protocol
 
 import numpy as np
 
-from fedbudget.auditing.canaries import Pair, crafted_pairs, opposite_pair
+from fedbudget.auditing.canaries import (
+    Pair,
+    crafted_devices,
+    crafted_pairs,
+    opposite_pair,
+)
 from fedbudget.auditing.upload_claims import UploadClaim, upload_claim
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Loss, loss_named
 from fedbudget.planning import Plan
 from fedbudget.planning.plans import NOT_PRIVATE
-from fedbudget.privacy import Releases, accountant_named
+from fedbudget.privacy import Releases, Unit, accountant_named
 from fedbudget.text import counted
 
 MOST_CLAIMS = 3  # audited of one plan; more would leave each too few trials
@@ -86,6 +91,7 @@ class Claim:
     steps: int  # K: those that use a row
     epsilon: float  # claimed for these steps
     delta: float
+    unit: Unit = "sample"
 
     @property
     def model(self) -> Loss:
@@ -100,8 +106,12 @@ class Claim:
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise over one sample's share G / X of a mean gradient."""
-        return self.noise_std * self.batch_size / self.model.lipschitz
+        """Noise over one unit's share of a mean gradient: G / X, or G of a device."""
+        return self.deviation / (self._changed_rows * self.model.lipschitz)
+
+    @property
+    def _changed_rows(self) -> int:
+        return 1 if self.unit == "sample" else self.batch_size
 
     @property
     def deviation(self) -> float:
@@ -116,14 +126,14 @@ class Claim:
     @property
     def bound(self) -> str:
         """What limits the move of a sum, in words."""
-        return "2 G"
+        return "2 G" if self.unit == "sample" else f"2 G x {self.batch_size} rows"
 
     @property
     def squared_bound(self) -> Fraction:
-        """(2 G)^2: whole for softmax, whose G is the square root of 2."""
-        if self.loss == "softmax":
-            return Fraction(8)
-        return 4 * Fraction(self.model.lipschitz) ** 2
+        """(2 G)^2, times the square of the changed rows: G^2 is 2 for softmax."""
+        lipschitz = Fraction(self.model.lipschitz)
+        square = Fraction(2) if self.loss == "softmax" else lipschitz**2
+        return 4 * square * self._changed_rows**2
 
     def canaries(self) -> Pair:
         """Return the canaries' tables: as large as the claim's, up to a limit.
@@ -132,11 +142,15 @@ class Claim:
         would add the same numbers to both sums.
         """
         rows, dim = min(self.batch_size, _MOST_ROWS), min(self.dim, _MOST_COLUMNS)
-        return opposite_pair(self.model, rows=rows, dim=dim)
+        whole = self.unit == "device"
+        return opposite_pair(self.model, rows=rows, dim=dim, whole=whole)
 
     def crafted_pairs(self) -> Iterator[Pair]:
         """Yield pairs that would break sums with rounding errors, or bounds."""
-        return crafted_pairs(self.model, dim=min(self.dim, _MOST_COLUMNS))
+        dim = min(self.dim, _MOST_COLUMNS)
+        if self.unit == "sample":
+            return crafted_pairs(self.model, dim=dim)
+        return crafted_devices(self.model, rows=self.batch_size, dim=dim)
 
     def small(self) -> "Claim":
         """Return the claim for a small table, at the same noise multiplier."""
@@ -150,7 +164,8 @@ class Claim:
 
     def with_table(self, *, rows: int, dim: int) -> "Claim":
         """Return the claim at the same noise multiplier for a table of this shape."""
-        noise_std = self.noise_multiplier * self.model.lipschitz / rows
+        share = self.model.lipschitz / (rows if self.unit == "sample" else 1)
+        noise_std = self.noise_multiplier * share
         return replace(
             self, num_samples=rows, batch_size=rows, dim=dim, noise_std=noise_std
         )
@@ -165,17 +180,11 @@ def claims_of(plan: Plan) -> tuple[list[Claim] | list[UploadClaim], tuple[str, .
     that falls from round to round is audited as the constant noise of equal cost.
 
     Raises:
-        InvalidInputError: The plan claims nothing, its batches are Poisson-sampled, or
-            it has noise per step for whole devices.
+        InvalidInputError: The plan claims nothing, or its batches are Poisson-sampled.
     """
     if plan.accountant == NOT_PRIVATE:
         raise InvalidInputError(
             "this plan has no noise, so it claims no epsilon: there is nothing to audit"
-        )
-    if plan.trust == "uploads" and plan.unit != "sample":
-        raise InvalidInputError(
-            f"the plan has trust 'uploads' and unit {plan.unit!r}: the audit covers "
-            "noise per step for unit 'sample' only, and trust 'sum' for both units"
         )
     if plan.sampling == "poisson":
         raise InvalidInputError(
@@ -213,7 +222,7 @@ def _claimed(plan: Plan, run: Releases) -> Array:
 
 def _claim(plan: Plan, group: list[int], uses: int, epsilon: Array) -> Claim:
     m = max(group, key=lambda device: float(epsilon[device]))
-    return Claim(
+    claim = Claim(
         name=f"{len(group)} of {counted(plan.num_devices, 'device')}",
         loss=plan.loss,
         num_classes=plan.num_classes,
@@ -224,7 +233,13 @@ def _claim(plan: Plan, group: list[int], uses: int, epsilon: Array) -> Claim:
         steps=uses,
         epsilon=float(epsilon[m]),
         delta=float(plan.delta[m]),
+        unit=plan.unit,
     )
+    if plan.unit == "sample":
+        return claim
+    # All rows of a table are canaries: it is of the claim's own size.
+    rows, dim = min(claim.batch_size, _MOST_ROWS), min(plan.dim, _MOST_COLUMNS)
+    return claim.with_table(rows=rows, dim=max(2, dim))
 
 
 def _notes(plan: Plan, count: int) -> tuple[str, ...]:
@@ -243,6 +258,11 @@ def _notes(plan: Plan, count: int) -> tuple[str, ...]:
             "noise falls from round to round: the claim is audited with the constant "
             "noise that costs the same"
         )
-    if plan.sampling == "fixed":
+    if plan.trust == "uploads" and plan.unit == "device":
+        notes.append(
+            f"all rows of a table are canaries: at most {_MOST_ROWS}, at the plan's "
+            "noise multiplier"
+        )
+    if plan.sampling == "fixed" and plan.unit == "sample":
         notes.append("the canary is in every batch: no sampling is counted")
     return tuple(notes)

@@ -77,9 +77,8 @@ class SimulatedDevices(ChargedDevices):
         self._last_setting: tuple[Plan | None, Bools | None, Setting | None]
         self._last_setting = None, None, None
 
-    @property
     def identity(self) -> dict[str, Any]:
-        """Values that must be the same for an interrupted run to be resumed.
+        """Return values that must be the same for an interrupted run to be resumed.
 
         `rows` is a checksum of the training rows; like everything in a simulation, it
         is not private.
@@ -129,7 +128,7 @@ class SimulatedDevices(ChargedDevices):
 
     def _query_name(self, loss: Loss, noise_std: Array) -> str:
         """Return a digest of all that the noisy answer is computed from."""
-        origin = self.identity | {"query": self._queries, "loss": loss}
+        origin = self.identity() | {"query": self._queries, "loss": loss}
         return sha256(repr(origin).encode() + noise_std.tobytes()).hexdigest()[:16]
 
     def _noisy_gradients(self, loss: Loss, noise_std: Array) -> Array:

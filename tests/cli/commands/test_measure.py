@@ -230,3 +230,22 @@ def test_refusals(
     says: tuple[str, ...],
 ) -> None:
     assert_one_line(run(capsys, "measure", *arguments), code=code, says=says)
+
+
+def test_a_config_of_sums_gets_the_price_of_a_secure_round(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sensors(tmp_path)
+    run(capsys, "init", "sensors.csv", "--label", "alarm", "--device", "sensor_id")
+    path = tmp_path / "fedbudget.toml"
+    text = path.read_text()
+    assert 'trust = "uploads"' in text
+    path.write_text(text.replace('trust = "uploads"', 'trust = "sum"'))
+    command = ("measure", "fedbudget.toml", "--write", *QUICK, "--json")
+    printed = json.loads(run(capsys, *command).out)
+    assert printed["secure"]["devices"] == 5
+    written = tomllib.loads(path.read_text())["prices"]["secure_round"]
+    assert written == pytest.approx(printed["secure_round"], rel=1e-5)
+    shown = run(capsys, "measure", *STEP, *QUICK, "--sum-devices", "5").out
+    assert "secure_round = " in shown and "bytes, secure sum" in shown

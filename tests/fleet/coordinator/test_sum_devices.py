@@ -354,3 +354,20 @@ def test_missing_neighbours_are_waited_for_and_tried_again(circle: SumFleet) -> 
     assert coordinator._attempt == 2
     assert run.rounds[0].answered == 24
     check_ledgers(circle)
+
+
+def test_a_secure_round_has_a_price_of_its_own(tmp_path: Path, keys: Path) -> None:
+    (tmp_path / "certs").symlink_to(keys)
+    fleet = SumFleet(tmp_path, 6, 4)
+    for name, path in fleet.paths.items():
+        text = path.read_text()
+        assert "computation = " in text
+        path.write_text(text.replace("[prices]", "[prices]\nsecure_round = 130"))
+        fleet.restart(name)
+    fleet.coordinate()
+    assert {d.round_price("sum") for d in fleet.declarations()} == {130.0}
+    run = fleet.train()
+    assert run.rounds[-1].cost.tolist() == [2 * (130 + 3)] * 6
+    statement = read_statement(tmp_path / "device-0" / "ledger.sqlite")
+    assert statement.cost == 2 * (130 + 3)
+    fleet.close()

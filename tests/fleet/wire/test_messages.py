@@ -1,6 +1,7 @@
 """Messages: bytes, refusals, and sizes."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, strategies as st
 from fedbudget.errors import MessageError
 from fedbudget.fleet.wire.codec import decode, encode
 from fedbudget.fleet.wire.messages import (
+    AnswerReader,
     Declaration,
     Message,
     Reply,
@@ -259,3 +261,56 @@ def test_no_declaration_holds_a_number_that_no_owner_means(
     plain = decode(declaration().to_bytes())
     with pytest.raises(MessageError, match=f"{name} must be at least .* and at most"):
         Declaration.from_value(plain | {name: value})
+
+
+@given(
+    round=st.integers(1, 1 << 30),
+    previous=st.one_of(st.none(), st.integers(0, 1 << 30)),
+    device=st.sampled_from(["a", "oven", "device-000001", "x" * 30]),
+    model=st.binary(min_size=4, max_size=600),
+    change=st.one_of(st.none(), st.tuples(st.integers(0, 700), st.integers(1, 255))),
+)
+def test_fast_reader_of_answers_agrees_with_the_strict_one(
+    round: int,
+    previous: int | None,
+    device: str,
+    model: bytes,
+    change: tuple[int, int] | None,
+) -> None:
+    run = bytes(range(16))
+    reader = AnswerReader(run, round, len(model))
+    for last in (previous, round - 1, None):
+        answer = Reply(
+            device=device,
+            run=run,
+            round=round,
+            code="answered",
+            theta=model,
+            previous=last,
+        )
+        data = bytearray(answer.to_bytes())
+        if change is not None:
+            data[change[0] % len(data)] ^= change[1]
+        read = reader.read(device, bytes(data))
+        if read is not None:
+            assert read == Reply.from_bytes(bytes(data))
+        elif change is None:
+            assert last not in (None, round - 1)
+
+
+def test_fast_reader_leaves_everything_else_alone() -> None:
+    run = bytes(16)
+    reader = AnswerReader(run, 3, 8)
+    usual = Reply(device="a", run=run, round=3, code="answered", theta=bytes(8))
+    assert reader.read("a", usual.to_bytes()) == usual
+    others = [
+        replace(usual, device="b"),
+        replace(usual, run=bytes([1] * 16)),
+        replace(usual, round=2),
+        replace(usual, theta=bytes(12)),
+        replace(usual, theta=None, code="policy", reason="no"),
+    ]
+    for other in others:
+        assert reader.read("a", other.to_bytes()) is None
+    assert reader.read("a", usual.to_bytes() + b"x") is None
+    assert reader.read("a", b"") is None

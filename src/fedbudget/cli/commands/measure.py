@@ -73,6 +73,17 @@ def measure(
             rich_help_panel=_WORK,
         ),
     ] = 1.0,
+    sum_devices: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_whole,
+            metavar="COUNT",
+            help="Devices in a secure sum, to measure a round of one, too. Default: "
+            "all of the config's, if its trust is sum.",
+            show_default=False,
+            rich_help_panel=_WORK,
+        ),
+    ] = None,
     watts: Annotated[
         float | None,
         typer.Option(
@@ -139,7 +150,8 @@ def measure(
 ) -> None:
     """Measure the cost of a local step and of a round on this device.
 
-    A step is one of fedbudget device, ten per round; a round is its messages.
+    A step is one of fedbudget device, ten per round; a round is its messages. A round
+    of a secure sum (--sum-devices) also has the cryptography with all peers.
     """
     from fedbudget.metering import measure as measure_work
 
@@ -147,7 +159,8 @@ def measure(
         raise InvalidInputError("--write needs a file to write to: name the config")
     with progress("reading the config"):
         read = None if config is None else read_config(config)
-        work = _work(read, samples=samples, dim=dim, loss=loss, classes=classes)
+        sizes = {"samples": samples, "dim": dim, "sum_devices": sum_devices}
+        work = _work(read, **sizes, loss=loss, classes=classes)
     address = _address(broker, ca=ca, certificate=certificate, key=key)
     with progress("timing local steps and rounds"):
         measured = measure_work(**work, seconds=seconds, watts=watts, broker=address)
@@ -162,6 +175,12 @@ def measure(
         ),
         "computation_per_sample": (0.0, "included in the price of a step"),
     }
+    secure = measured.secure_price(unit)
+    if secure is not None:
+        prices["secure_round"] = (
+            secure,
+            f"{unit} for a round of a secure sum of {work['sum_devices']} devices",
+        )
     if write and config is not None:
         write_prices(config, prices)
     if as_json:
@@ -201,7 +220,12 @@ def _work(config: Config | None, **options: Any) -> dict[str, Any]:
     classes = shape.get("classes")
     default = "logistic" if classes in (None, 2) else "softmax"
     loss: Loss = loss_named(shape.get("loss", default), num_classes=classes)
-    return {"loss": loss, "num_samples": shape["samples"], "dim": shape["dim"]}
+    return {
+        "loss": loss,
+        "num_samples": shape["samples"],
+        "dim": shape["dim"],
+        "sum_devices": shape.get("sum_devices"),
+    }
 
 
 def _shape(config: Config) -> dict[str, Any]:
@@ -215,12 +239,15 @@ def _shape(config: Config) -> dict[str, Any]:
         problem = data.problem(loss=options.get("loss"))
     except InvalidInputError as error:
         raise config.located(error, options) from None
-    return {
+    shape = {
         "samples": int(problem.num_samples.max()),
         "dim": problem.dim,
         "loss": problem.model.name,
         "classes": data.num_classes,
     }
+    if config.options.get("trust") == "sum":
+        shape["sum_devices"] = data.num_devices
+    return shape
 
 
 def _plain(measured: Any, unit: str, work: dict[str, Any]) -> dict[str, Any]:
@@ -239,4 +266,8 @@ def _plain(measured: Any, unit: str, work: dict[str, Any]) -> dict[str, Any]:
         "dim": work["dim"],
         "loss": work["loss"].name,
         "tau": measured.tau,
+        "secure_round": measured.secure_price(unit),
+        "secure": None
+        if measured.secure is None
+        else vars(measured.secure) | {"meter": vars(measured.secure.meter)},
     }

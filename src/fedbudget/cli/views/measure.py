@@ -30,7 +30,15 @@ def show_measured(
             ("round", measured.round),
         ):
             table.add_row(name, *_cells(meter))
+        secure = measured.secure
+        if secure is not None:
+            name = f"round of a secure sum, {secure.devices} devices"
+            table.add_row(name, *_cells(secure.meter))
         show_table(console, table)
+        sums: list[tuple[str, str]] = []
+        if secure is not None:
+            sizes = f"{secure.order_bytes} down, {secure.reply_bytes} up per round"
+            sums.append(("bytes, secure sum", sizes))
         show_pairs(
             console,
             [
@@ -38,6 +46,7 @@ def show_measured(
                     "bytes",
                     f"{measured.order_bytes} down, {measured.reply_bytes} up per round",
                 ),
+                *sums,
                 ("link", measured.link),
                 ("energy", measured.energy),
             ],

@@ -198,6 +198,7 @@ class FleetDevices:
         else:
             self._resume()
         self._run = stored
+        self.roster.begin(self.declarations)
         # Devices of an older release cannot be asked one by one.
         if all((d.wire or 1) >= 2 for d in self.declarations):
             self._participation = Participation(

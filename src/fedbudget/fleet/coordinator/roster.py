@@ -9,9 +9,11 @@ Columns must agree in more than their number: devices whose schemas differ in or
 bounds, categories or label values would train a model of nothing. They declare the
 digest of their schema.
 
-A device declares the identity of its ledger, too. If it changes, two processes use the
-device's certificate: each charges its own ledger, and neither knows what the other
-has released. Such a device is refused until the coordinator is started again.
+A device declares the identity of its ledger, too. If it changes during a run, or back
+and forth before it, two processes use the device's certificate: each charges its own
+ledger, and neither knows what the other has released. Such a device is refused until
+the coordinator is started again. One change before a run is a device that was set up
+anew: a broker may still deliver what it declared before.
 """
 
 import logging
@@ -46,6 +48,10 @@ _DECLARATION_BYTES = 4096  # more than any declaration needs
 _MOST_NOTICES = 100_000  # in one process: hostile declarations must not fill memory
 _MIN_EPSILON = 1e-6  # below this, a device's answers are only noise
 _MAX_EXCESS = 10.0  # a device that demands more noise than this factor is left out
+_MOST_LEDGERS = 8  # of one device, before a run
+# Seconds. A broker delivers old declarations first: enough devices are the right ones
+# only when no newer declaration follows, but a busy fleet is never quite silent.
+_QUIET, _MOST_QUIET = 0.5, 5.0
 
 
 class Roster:
@@ -60,9 +66,18 @@ class Roster:
         self.online: dict[str, bool] = {}
         self.returned: set[str] = set()  # that have connected since it was cleared
         self.clones: dict[str, str] = {}  # reason by device
-        self._ledgers = {d.device: d.ledger for d in declarations if d.ledger}
+        self._ledgers: dict[str, list[str]] = {}  # by device, the latest is the last
+        self._in_run: set[str] = set()  # devices whose ledger must not change any more
+        self.begin(declarations)
         self._notices: dict[str, str] = {}  # to be sent, by device
         self._noticed: set[tuple[str, str]] = set()
+
+    def begin(self, declarations: Iterable[Declaration]) -> None:
+        """Begin a run of these devices: from now on each must keep its ledger."""
+        for declaration in declarations:
+            if declaration.ledger:
+                self._ledgers[declaration.device] = [declaration.ledger]
+                self._in_run.add(declaration.device)
 
     def take(self, message: Message) -> bool:
         """Store a declaration or a connection state; return whether it was one."""
@@ -101,14 +116,22 @@ class Roster:
         device, ledger = declaration.device, declaration.ledger
         if ledger is None:
             return
-        first = self._ledgers.setdefault(device, ledger)
-        if ledger != first:
-            self.refuse(
-                device,
-                f"it declared ledger {first[:12]} first and {ledger[:12]} "
-                "later: two processes use its certificate, or its ledger was replaced; "
-                "stop one of them, and start the coordinator again",
+        known = self._ledgers.setdefault(device, [ledger])
+        if ledger == known[-1]:
+            return
+        is_new = ledger not in known and len(known) < _MOST_LEDGERS
+        if device not in self._in_run and is_new:
+            _log.warning(
+                "device %s has ledger %s, not %s as before", device, ledger, known[-1]
             )
+            known.append(ledger)
+            return
+        self.refuse(
+            device,
+            f"it declared ledger {known[-1][:12]} first and {ledger[:12]} "
+            "later: two processes use its certificate, or its ledger was replaced; "
+            "stop one of them, and start the coordinator again",
+        )
 
     def refuse(self, device: str, reason: str) -> None:
         """Refuse a device of which there are two, or whose ledger was replaced."""
@@ -150,15 +173,18 @@ def gather(
 ) -> list[Declaration]:
     """Wait for `count` declarations, and return them sorted by device name.
 
-    With a signer, devices whose declarations cannot be read are sent a notice.
+    Declarations that arrive at once after them count, too. With a signer, devices whose
+    declarations cannot be read are sent a notice.
 
     Raises:
         TrainingError: Fewer devices have declared themselves in time.
     """
     end = time.monotonic() + seconds
-    while count is None or len(roster.declarations) < count:
-        remaining = end - time.monotonic()
-        message = channel.receive(remaining) if remaining > 0 else None
+    while (remaining := end - time.monotonic()) > 0:
+        wait = remaining
+        if count is not None and len(roster.declarations) >= count:
+            end, wait = min(end, time.monotonic() + _MOST_QUIET), min(wait, _QUIET)
+        message = channel.receive(wait)
         if message is None:
             break
         _store(channel, roster, message)
@@ -198,11 +224,11 @@ def _select(
     return Selection(declarations=selected, left_out=left_out)
 
 
-def _with_budget(declarations: Sequence[Declaration]) -> Selection:
+def _with_budget(declarations: Sequence[Declaration], trust: str) -> Selection:
     """Select the devices whose budgets allow one round with one step."""
     left_out: dict[str, str] = {}
     for declaration in declarations:
-        price = declaration.communication_price + declaration.computation_price
+        price = declaration.round_price(trust) + declaration.computation_price
         if not 0 < declaration.cost >= price:
             left_out[declaration.device] = (
                 f"its cost budget {declaration.cost:g} does not pay for one round "
@@ -331,14 +357,15 @@ def plan_fleet(
     declarations = _logged(_select(declarations, roster.clones), roster)
     declarations = _logged(_with_our_messages(declarations), roster)
     declarations = _logged(_with_schema(declarations, schema), roster)
-    selected = _logged(_with_budget(declarations), roster)
+    trust = str((promise or {}).get("trust", "uploads"))
+    selected = _logged(_with_budget(declarations, trust), roster)
     if not selected:
         raise InfeasibleBudgetError(
             f"none of the {len(declarations)} devices has a budget for one round with "
             "one step: their owners have to raise it, or lower their prices"
         )
     selected = _logged(compatible(selected), roster)
-    if promise is not None and promise.get("trust") == "sum":
+    if trust == "sum":
         candidate = _plan(
             selected, dissimilarity=dissimilarity, planner=planner, promise=promise
         )
@@ -390,7 +417,7 @@ def _plan(
         **(promise or {}),
     )
     prices = Prices(
-        communication=[d.communication_price for d in declarations],
+        communication=[d.round_price(budget.trust) for d in declarations],
         computation=[d.computation_price for d in declarations],
     )
     # A plan within budget under zCDP is within budget under GDP too, not vice versa.

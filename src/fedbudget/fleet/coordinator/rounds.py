@@ -38,6 +38,8 @@ from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import (
     ACCEPTED,
     ANSWERED,
+    PRECISIONS,
+    AnswerReader,
     Reply,
     RoundOrder,
     theta_from_bytes,
@@ -194,6 +196,8 @@ class OpenRound:
         )
         asked = zip(names, context.asked.tolist(), strict=True)
         self._selected = {n for n, is_asked in asked if is_asked}
+        size = len(context.theta) * PRECISIONS[context.precision].itemsize
+        self._reader = AnswerReader(context.run, context.round, size)
         self._transient: set[str] = set()  # refused for now, may still answer
         self._late_devices: set[str] = set()  # replied to an earlier round
         self.replies = checkpoints.replies(context.round)
@@ -242,7 +246,9 @@ class OpenRound:
         """
         if not self._rounds.get(device):
             raise MessageError("the device is not part of this run")
-        reply = read_reply(payload, device=device, run=self.context.run)
+        reply = self._reader.read(device, payload)
+        if reply is None:
+            reply = read_reply(payload, device=device, run=self.context.run)
         if reply is None:
             return  # of an old run, sent again
         if reply.round > self.context.round:

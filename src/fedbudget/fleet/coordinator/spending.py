@@ -125,7 +125,7 @@ class Tally:
     def cost(self, paid: Array) -> Array:
         """Return the most that each device has spent, by its own prices."""
         round_prices = [
-            declaration.communication_price
+            declaration.round_price(self.plan.trust)
             + declaration.computation_price * self.plan.tau
             for declaration in self.declarations
         ]

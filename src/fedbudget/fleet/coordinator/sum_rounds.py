@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -316,7 +317,10 @@ class SumAttempt(Collector):
         receiver = self._index[device]
         signatures = {
             self._index[name]: AttemptConfirmation.from_bytes(payload).signature
-            for name, payload in self.received(Phase.CONFIRMATIONS).items()
+            # A quorum is enough: a device checks every signature.
+            for name, payload in islice(
+                sorted(self.received(Phase.CONFIRMATIONS).items()), self.peers.quorum
+            )
         }
         return RevealOrder(
             run=self.of.run,

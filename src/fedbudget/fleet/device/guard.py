@@ -43,7 +43,7 @@ from fedbudget.fleet.device.periods import (
 )
 from fedbudget.fleet.device.policy import Policy, PricePolicy
 from fedbudget.fleet.device.renewal import check_earlier_rows, renewed
-from fedbudget.fleet.device.sum_terms import check_sum
+from fedbudget.fleet.device.sum_terms import check_charged_unit, check_sum
 from fedbudget.fleet.device.withdrawals import ENDED, Withdrawals
 from fedbudget.fleet.wire.evaluation import EvaluationOrder
 from fedbudget.fleet.wire.messages import (
@@ -178,6 +178,8 @@ class Guard:
             policy.ledger, policy.budget, lineage=policy.data.lineage
         )
         try:
+            if policy.sums is not None:
+                check_charged_unit(self._ledger.charged, policy.sums.unit)
             self._withdrawals = Withdrawals(self._ledger, policy.orders)
             self._evaluator = Evaluator(policy, self._ledger, self._check_overdrafts)
             self._num_samples = self._declared_rows(self._rows)
@@ -206,6 +208,7 @@ class Guard:
             cost=policy.public.cost,
             communication_price=policy.prices.communication,
             computation_price=policy.prices.computation,
+            secure_round_price=policy.prices.secure_round,
             accountant=policy.budget.accountant,
             least_noise_multiplier=policy.orders.least_noise_multiplier,
             info=policy.public.info,

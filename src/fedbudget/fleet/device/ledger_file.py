@@ -337,6 +337,16 @@ class LedgerFile:
         with self._open():
             return len(self._memory.runs)
 
+    @property
+    def charged(self) -> dict[bytes, RunOffer | None]:
+        """The offers of the runs that were charged; none of an evaluation."""
+        with self._open():
+            runs = self._memory.runs
+            return {
+                run: RunOffer.from_bytes(runs[run].offer) if run in runs else None
+                for run in self._memory.last_round
+            }
+
     def last_round(self, run: bytes) -> int:
         """Return the last charged round of a run; 0 before the first."""
         with self._open():

@@ -153,6 +153,13 @@ class PricePolicy:
 
     communication: float
     computation: float
+    secure_round: float | None = None  # instead of communication, for sums
+
+    @property
+    def sum_round(self) -> float:
+        """The price of a round of a secure sum, besides its steps."""
+        usual = self.communication
+        return usual if self.secure_round is None else self.secure_round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,6 +320,9 @@ def _prices(section: _Section) -> PricePolicy:
     policy = PricePolicy(
         communication=section.number("communication", least=0, most=MOST_DECLARED),
         computation=section.number("computation", least=0, most=MOST_DECLARED),
+        secure_round=None
+        if section.get("secure_round", kinds=(float, int), default=None) is None
+        else section.number("secure_round", least=0, most=MOST_DECLARED),
     )
     if policy.communication == policy.computation == 0:
         section.refuse(

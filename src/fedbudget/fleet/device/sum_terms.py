@@ -4,6 +4,8 @@
 `least_answers` devices of which `colluders` are on the server's side.
 """
 
+from collections.abc import Mapping
+
 from fedbudget.checks import floats
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.device.data_file import loss_of
@@ -65,8 +67,28 @@ def sum_charge(offer: RunOffer, prices: PricePolicy) -> Charge:
     return Charge(
         steps=1,
         noise_multiplier=floats(upload_of(offer).noise_multiplier).item(),
-        cost=prices.communication + prices.computation * offer.tau,
+        cost=prices.sum_round + prices.computation * offer.tau,
     )
+
+
+def check_charged_unit(charged: Mapping[bytes, RunOffer | None], unit: str) -> None:
+    """Raise if a budget for all rows would add up charges for single rows.
+
+    A mu for one row bounds next to nothing for all of them: see `privacy.runs.Scope`.
+
+    Args:
+        charged: The offers of charged runs; none of an evaluation.
+        unit: What the owner's epsilon protects.
+    """
+    if unit != "device":
+        return
+    for run, offer in charged.items():
+        if offer is None or not offer.sum_terms or terms_of(offer).unit != "device":
+            raise InvalidInputError(
+                f"sums.unit is 'device', and run {run.hex()[:8]} of this ledger was "
+                "charged for single rows: its epsilon is not one for all rows "
+                "together; set sums.unit to 'sample' again"
+            )
 
 
 def check_sum(offer: RunOffer, policy: Policy) -> None:

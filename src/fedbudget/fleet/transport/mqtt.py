@@ -38,6 +38,9 @@ _SETTLING = 0.3  # seconds in which a broker delivers the messages it has stored
 _FLUSH = 5.0  # seconds to send what is pending before a new connection
 _NUMBERS = 1 << 16  # of the messages of one connection
 _QOS = 1  # at least once: receivers recognise duplicates by their round
+_IN_FLIGHT = 200  # messages sent and not acknowledged; the client scans all of them
+_READ = 1 << 16  # bytes that are read at once
+_PACKETS = 500  # that are handled before anything is sent
 
 
 class Connection:
@@ -230,10 +233,10 @@ class Connection:
     ) -> "Client":
         # Imported late: a device has read its rows by now, and the import reuses the
         # memory that reading has freed. This saves a megabyte.
-        from paho.mqtt.client import Client, MQTTv311
+        from paho.mqtt.client import MQTTv311
         from paho.mqtt.enums import CallbackAPIVersion
 
-        client = Client(
+        client = _client_class()(
             CallbackAPIVersion.VERSION2,
             client_id=self.name,
             clean_session=not keeps_session,
@@ -242,7 +245,7 @@ class Connection:
         )
         client.reconnect_delay_set(min_delay=1, max_delay=8)
         client.max_queued_messages_set(0)  # without limit: nothing is dropped silently
-        client.max_inflight_messages_set(1000)
+        client.max_inflight_messages_set(_IN_FLIGHT)
         if self.broker.identity is not None:
             self._context = _tls(self.broker.identity)
             client.tls_set_context(self._context)
@@ -355,6 +358,48 @@ class Connection:
         return node_text(self._nodes[0])
 
 
+class _BufferedSocket(ssl.SSLSocket):
+    """Reads what has arrived at once: the client asks for single bytes."""
+
+    _data, _position = b"", 0
+    is_empty = False  # nothing had arrived when more was wanted
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        if self._position == len(self._data):
+            try:
+                self._data, self._position = super().recv(_READ, flags), 0
+            except ssl.SSLWantReadError:
+                self.is_empty = True
+                raise
+        self.is_empty = False
+        start = self._position
+        self._position = min(start + buflen, len(self._data))
+        return self._data[start : self._position]
+
+    def pending(self) -> int:
+        return len(self._data) - self._position + super().pending()
+
+
+def _client_class() -> "type[Client]":
+    """Return paho's client, but with all packets handled that have arrived.
+
+    The client itself handles one, and waits for the next: half of a coordinator's time.
+    """
+    from paho.mqtt.client import Client
+    from paho.mqtt.enums import MQTTErrorCode
+
+    class EagerClient(Client):
+        def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
+            for _ in range(_PACKETS):
+                code = super().loop_read(max_packets)
+                link = self.socket()
+                if code or not isinstance(link, _BufferedSocket) or link.is_empty:
+                    break
+            return code
+
+    return EagerClient
+
+
 def _send_at_once(client: "Client", userdata: object, channel: Any) -> None:
     """Send small packets at once: Nagle's algorithm would delay a reply by 40 ms."""
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -368,6 +413,7 @@ def _tls(identity: Identity) -> ssl.SSLContext:
     """Return a context for mutual TLS that trusts the fleet's authority only."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sslsocket_class = _BufferedSocket
     try:
         context.load_verify_locations(cafile=identity.ca)
         context.load_cert_chain(identity.certificate, identity.key)
