@@ -21,7 +21,7 @@ from fedbudget.simulation.charging import ChargedDevices
 from fedbudget.simulation.dissimilarity import device_gradient
 from fedbudget.simulation.kernels.runs import RoundPlan
 from fedbudget.simulation.lookahead import Lookahead, Setting
-from fedbudget.simulation.measuring import measure_details, measure_new
+from fedbudget.simulation.measuring import accuracies, measure_details, measure_new
 from fedbudget.simulation.packing import packed_rows
 from fedbudget.simulation.personal import adapt_all, measure_adapted
 from fedbudget.training import Order, Replies
@@ -143,9 +143,13 @@ class SimulatedDevices(ChargedDevices):
         """Return loss and accuracy as means over the devices; not private."""
         loss = self._trained_loss()
         measured = self._ahead.measure(loss, theta)
+        if self._threshold != 0.5:
+            measured |= accuracies(self.data, loss, theta, self._threshold)
         if self._new_devices is None:
             return measured
-        return measured | measure_new(self._new_devices, loss, theta)
+        return measured | measure_new(
+            self._new_devices, loss, theta, threshold=self._threshold
+        )
 
     def measure_details(self, theta: Array) -> dict[str, float]:
         """Return metrics beyond loss and accuracy, on the test rows; not private."""
@@ -160,7 +164,7 @@ class SimulatedDevices(ChargedDevices):
         loss = self._trained_loss()
         adapted = adapt_all(self.data, loss, theta)
         self.personal = np.array([model.theta for model in adapted])
-        return measure_adapted(self.data, loss, adapted)
+        return measure_adapted(self.data, loss, adapted, threshold=self._threshold)
 
     def _trained_loss(self) -> Loss:
         if self._loss is None:

@@ -108,7 +108,7 @@ def measure_personal(data: Dataset, loss: Loss, theta: Array) -> dict[str, float
 
 
 def measure_adapted(
-    data: Dataset, loss: Loss, adapted: Sequence[Personal]
+    data: Dataset, loss: Loss, adapted: Sequence[Personal], *, threshold: float = 0.5
 ) -> dict[str, float]:
     """Measure the models of devices that have adapted one: see `measure_personal`."""
     models = {
@@ -118,7 +118,9 @@ def measure_adapted(
     measured = {
         f"{name}_{metric}": value
         for name, model in models.items()
-        for metric, value in means(measure_devices(data, loss, model)).items()
+        for metric, value in means(
+            measure_devices(data, loss, model, threshold=threshold)
+        ).items()
     }
     guess = means(measure_devices(*best_constant(data, loss)))
     return measured | {f"constant_{metric}": value for metric, value in guess.items()}

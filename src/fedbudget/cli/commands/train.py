@@ -156,7 +156,7 @@ def train(
         str | None,
         typer.Option(
             metavar="private",
-            help="private: before the run, devices say by one noisy query where their "
+            help="private: before the run, devices say by a noisy query where their "
             "numbers lie, charged to privacy (a fifth of mu squared) and cost; "
             "narrower bounds replace those of the schema. For tables. Default: public "
             "bounds.",
