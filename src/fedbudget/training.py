@@ -164,10 +164,10 @@ class Run:
     @property
     def privacy(self) -> PrivacyStatement:
         """The privacy guarantee of this run, or what a release of it would spend."""
-        plan = self.plan
-        if self.rounds and self.steps > len(self.rounds) * plan.tau:
-            plan = plan.with_spent(self.rounds[-1].epsilon)  # it continues another run
-        return replace(plan.privacy, kind=self.kind, caveats=self.caveats)
+        statement, done = self.plan.privacy, len(self.rounds)
+        if self.rounds and self.steps > done * self.plan.tau:  # it continues another
+            statement = self.plan.privacy_after(self.rounds[-1].epsilon, done)
+        return replace(statement, kind=self.kind, caveats=self.caveats)
 
     @property
     def measured(self) -> dict[str, float]:

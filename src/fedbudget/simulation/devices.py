@@ -243,6 +243,11 @@ def check_plan(plan: Plan, data: Dataset) -> None:
             f"the plan is for rows of {plan.dim} columns, the data have "
             f"{data.dim}: plan again for these data"
         )
+    if plan.participation != 1:
+        raise InvalidInputError(
+            f"the plan asks {plan.participation:g} of the devices in a round, which "
+            "only real fleets do: plan for all of them"
+        )
     data.check_loss(plan.loss)
     if plan.loss == "softmax" and plan.num_classes != data.num_classes:
         raise InvalidInputError(
