@@ -467,10 +467,11 @@ class RecordedRun:
     def privacy(self) -> PrivacyStatement:
         """The privacy guarantee of this run, or what a release of it would spend."""
         caveats = tuple(map(str, self.about.get("caveats", ())))
-        plan = self.plan
-        if self.rounds and self.about.get("steps_before"):
-            plan = plan.with_spent(self.rounds[-1].epsilon)  # it continues another run
-        return replace(plan.privacy, kind=self.kind, caveats=caveats)
+        statement = self.plan.privacy
+        if self.rounds and self.about.get("steps_before"):  # it continues another run
+            spent = self.rounds[-1].epsilon
+            statement = self.plan.privacy_after(spent, len(self.rounds))
+        return replace(statement, kind=self.kind, caveats=caveats)
 
     @property
     def finished(self) -> bool:

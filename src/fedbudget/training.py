@@ -97,6 +97,8 @@ class Devices(Protocol):
 class Measures(Protocol):
     """Simulated devices, whose rows can be evaluated; the results are not private."""
 
+    personal: Array | None  # of `measure_personal`; shape (devices, params)
+
     def measure(self, theta: Array) -> dict[str, float]:
         """Return losses and accuracies of a model."""
         ...
@@ -162,14 +164,17 @@ class Run:
     # simulated devices. Both are functions of released models, and cost no privacy.
     velocity: Array | None = None
     state: State = field(default_factory=dict)
+    # With `personal=True`, one model per device, shape (devices, params). They are fits
+    # without noise: NOT private, and each belongs on its own device alone.
+    personal: Array | None = None
 
     @property
     def privacy(self) -> PrivacyStatement:
         """The privacy guarantee of this run, or what a release of it would spend."""
-        plan = self.plan
-        if self.rounds and self.steps > len(self.rounds) * plan.tau:
-            plan = plan.with_spent(self.rounds[-1].epsilon)  # it continues another run
-        return replace(plan.privacy, kind=self.kind, caveats=self.caveats)
+        statement, done = self.plan.privacy, len(self.rounds)
+        if self.rounds and self.steps > done * self.plan.tau:  # it continues another
+            statement = self.plan.privacy_after(self.rounds[-1].epsilon, done)
+        return replace(statement, kind=self.kind, caveats=self.caveats)
 
     @property
     def measured(self) -> dict[str, float]:
@@ -213,7 +218,8 @@ def train(
             numbers; other devices or another seed are refused.
         personal: Whether every device adapts the model to its own rows at
             the end. The device keeps the result: no message, no charge. The personal
-            models are measured too; simulated devices only, and not private.
+            models are measured too, and `Run.personal` has them; simulated devices
+            only, and not private.
         measure_every: Measure the model after every so many rounds, and after the
             last one. The other rounds have no measurements. Simulated devices only.
         after: A run to continue, with its model, its momentum and its drift
@@ -260,6 +266,11 @@ def train(
             on_round(latest)
     if folder is not None:
         folder.finish(server.theta, rounds[-1])
+    own_models = None
+    if personal and isinstance(devices, Measures):
+        if devices.personal is None:  # the record is of a finished run
+            devices.measure_personal(server.theta)
+        own_models = devices.personal
     return Run(
         theta=server.theta,
         rounds=rounds,
@@ -269,6 +280,7 @@ def train(
         steps=before + server.rounds_done * plan.tau,
         velocity=server.velocity,
         state=server.devices,
+        personal=own_models,
     )
 
 
