@@ -1,7 +1,7 @@
 """The gain of every part of the default plan: `python benchmarks/ablation.py`.
 
-Two Markdown tables, in points of test accuracy (means over devices' own test rows), at
-cost 1000. Every cell is a mean difference over splits, one run each with the same
+Three Markdown tables, in points of test accuracy (means over devices' own test rows),
+at cost 1000. Every cell is a mean difference over splits, one run each with the same
 noise, and its 95% interval (Student's t). All plans keep the same epsilon and cost.
 
 `parts`: the default plan minus the best plan without one part; above zero, the part
@@ -14,6 +14,9 @@ helps.
     zcdp                    the paper's accounting, which needs more noise
     tau 1                   one local step per round
     batches of 256          drawn again in every step, all counted, as in the paper
+
+`falling`: noise that falls from round to round against constant noise, where a round
+costs 5 instead of 100, so that plans have many.
 
 `beyond`: other things that can be planned, against plans without them.
 
@@ -135,6 +138,53 @@ def word(gain: Estimate) -> str:
     return {1: "ahead", 0: "undecided", -1: "behind"}[gain.sign]
 
 
+MANY_ROUNDS = fb.Prices(communication=5, computation=1)
+FALLING: dict[str, tuple[str, Callable[[int], fb.Dataset]]] = {
+    "Adult-1": ("logistic", lambda s: fb.load("adult", split="by-education", seed=s)),
+    "Adult-2": ("logistic", lambda s: fb.load("adult", split="iid", seed=s)),
+    "smartwatches": ("softmax", lambda s: fb.load("wisdm", seed=s)),
+}
+
+
+def falling(splits: int) -> Iterator[str]:
+    """Yield a line per case and epsilon: falling less constant noise."""
+    yield from header(
+        [
+            "case",
+            "epsilon",
+            "rounds x tau",
+            "noise, first to last round",
+            "accuracy, points",
+            "training loss saved, thousandths",
+        ]
+    )
+    for name, (loss, load) in FALLING.items():
+        for epsilon in (1, 4, 10):
+            gains: list[Any] = []
+            for seed in range(splits):
+                data = load(seed)
+                budget = fb.Budget(epsilon=epsilon, delta=DELTA, cost=COST)
+                falls, constant = (
+                    fb.plan(
+                        data.problem(loss=loss), budget, MANY_ROUNDS, noise_schedule=on
+                    )
+                    for on in (True, False)
+                )
+                measured = fb.sweep(data, [falls, constant], seeds=[seed]).measured
+                accuracy, remaining = measured["test_accuracy"], measured["train_loss"]
+                gains.append([gain(accuracy[:, 0]), 10 * -gain(remaining[:, 0])])
+            first, last = falls.noise_factors[[0, -1]]
+            yield row(
+                [
+                    name,
+                    epsilon,
+                    f"{falls.rounds} x {falls.tau}",
+                    f"{first:.2f} to {last:.2f}",
+                    *(difference(mean_interval(g)) for g in np.transpose(gains)),
+                ]
+            )
+
+
 class Losing(fb.SimulatedDevices):
     """Simulated devices; some are lost after a number of rounds."""
 
@@ -230,11 +280,12 @@ def gains(case: Case, name: str, epsilon: float, splits: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--splits", type=int, default=10)
-    parser.add_argument("--only", choices=["parts", "beyond"])
+    parser.add_argument("--only", choices=["parts", "falling", "beyond"])
     add_option(parser)
     options = parser.parse_args()
     started = time.perf_counter()
-    for name, make in (("parts", parts), ("beyond", beyond)):
+    makers = {"parts": parts, "falling": falling, "beyond": beyond}
+    for name, make in makers.items():
         if options.only in (None, name):
             show(f"ablation-{name}", make(options.splits), options.tables)
             print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What sharing the noise buys: `python benchmarks/shared_noise.py`, about 15 minutes.
+"""What sharing the noise buys: `python benchmarks/shared_noise.py`, about 30 minutes.
 
 Prints two Markdown tables over five cases, with standard errors over splits:
 
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from itertools import product
 
 import numpy as np
 from tables import add_option, header, row, show, standard_error
@@ -37,8 +38,8 @@ from fedbudget.privacy import Trust, Unit
 from fedbudget.privacy.runs import TRUSTS
 from fedbudget.reporting.baselines import centralised, constant
 
-SPLITS, METHOD_SPLITS = 20, 6
-SELECTING = 1  # splits of the selection of settings
+SPLITS = 20
+SELECTING = 5  # splits of the selection of settings
 SELECTION_SEED = 1000  # noise by which settings are selected is not that of the scores
 PRICES = fb.Prices(communication=100, computation=1)
 PILOT = 5  # people who publish their windows
@@ -46,10 +47,10 @@ PILOT = 5  # people who publish their windows
 TAUS_AND_ROUNDS = ((1, 1.0), (3, 1.0), (10, 1.0), (25, 1.0), (10, 0.5))
 FEW_ROUNDS = (1, 4)  # with as many steps as the cost pays for, or
 MOST_STEPS = 500  # in all
-MOMENTA = (0.5, 0.8)  # with more than two rounds
+MOMENTA, SERVER_RATES = (0.5, 0.8), (1.0, 2.0)  # with more than two rounds
 RATES = (0.5, 1.0)  # shares of 2 over the smoothness
 LEVELS = (0.0, 0.25)  # from the weights of least noise towards those of the target
-CLIPS = (0.1,)  # shares of the longest move that the loss allows
+CLIPS = (0.03, 0.1, 0.3)  # shares of the longest move that the loss allows
 STRENGTHS = (1e-4, 1e-3, 3e-3, 1e-2)  # weights of an L2 term
 
 Loader = Callable[[int], fb.Dataset]
@@ -151,14 +152,15 @@ def schedules(problem: fb.Problem, budget: fb.Budget) -> Iterator[SumSchedule]:
     """Yield the schedules of the grid, without weights, unit and clip."""
     limit = 2 / problem.model.smoothness
     for tau, rounds in sorted(set(pairs(budget))):
-        for share in RATES:
-            for momentum in MOMENTA if rounds > 2 else (0.0,):
-                yield SumSchedule(
-                    tau=tau,
-                    rounds=rounds,
-                    learning_rate=share * limit,
-                    momentum=momentum,
-                )
+        served = list(product(MOMENTA, SERVER_RATES)) if rounds > 2 else [(0.0, 1.0)]
+        for share, (momentum, server_rate) in product(RATES, served):
+            yield SumSchedule(
+                tau=tau,
+                rounds=rounds,
+                learning_rate=share * limit,
+                momentum=momentum,
+                server_rate=server_rate,
+            )
 
 
 def grid(problem: fb.Problem, budget: fb.Budget) -> list[fb.Plan]:
@@ -339,22 +341,19 @@ def methods_table(results: list[Result]) -> Iterator[str]:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--splits", type=int, help=f"{SPLITS}; fewer for methods")
+    parser.add_argument("--splits", type=int, default=SPLITS)
     parser.add_argument("--case", action="append", help="only this case")
     parser.add_argument("--only", choices=["sums", "sums-methods"])
     add_option(parser)
     options = parser.parse_args()
     cases = [case for case in CASES if case.name in (options.case or [case.name])]
-    for name, make, splits in (
-        ("sums", sums, SPLITS),
-        ("sums-methods", methods_table, METHOD_SPLITS),
-    ):
+    for name, make in (("sums", sums), ("sums-methods", methods_table)):
         if options.only in (None, name):
             methods = name == "sums-methods"
             results = [
                 result
                 for case in cases
-                for result in measure(case, options.splits or splits, methods)
+                for result in measure(case, options.splits, methods)
             ]
             show(name, make(results), options.tables)
 

@@ -58,8 +58,11 @@ class Scripted:
     def __init__(self, averages: list[Any]) -> None:
         self.averages = averages
         self.orders: list[Order] = []
-        self.caught_up = 0
-        self.identity: dict[str, Any] = {}
+        self.caught_up = self.identified = 0
+
+    def identity(self) -> dict[str, Any]:
+        self.identified += 1
+        return {}
 
     def begin(self, plan: fb.Plan) -> None:
         pass
@@ -79,7 +82,7 @@ class Scripted:
     def steps_taken(self, state: State) -> int:
         return 0
 
-    def catch_up(self, order: Order) -> None:
+    def catch_up(self, order: Order, refused: Any) -> None:
         self.caught_up = order.number - 1
 
     def measure(self, theta: np.ndarray) -> dict[str, float]:
@@ -114,6 +117,15 @@ def test_a_run_states_its_kind_and_what_is_not_covered(tmp_path: Path) -> None:
     devices.kind = "release"
     run = fb.train(changed(rounds=1), devices)
     assert run.kind == "release" and str(run.privacy).startswith("release: (")
+
+
+def test_rows_are_identified_for_a_record_only(tmp_path: Path) -> None:
+    """It is a checksum of all rows: a run without a record does not wait for it."""
+    devices = Scripted([np.ones(4)])
+    fb.train(changed(rounds=1), devices)
+    assert devices.identified == 0
+    fb.train(changed(rounds=1), devices, record=tmp_path / "run")
+    assert devices.identified == 1
 
 
 def test_momentum_is_heavy_ball_by_hand() -> None:

@@ -84,6 +84,8 @@ class Budget:
         whole("colluders", self.colluders, least=0)
         if self.least_answers is not None:
             check_answers(self.least_answers, self.colluders)
+            object.__setattr__(self, "least_answers", int(self.least_answers))
+        object.__setattr__(self, "colluders", int(self.colluders))
         if self.trust == "sum":
             return
         for name, unset in (("least_answers", None), ("colluders", 0)):

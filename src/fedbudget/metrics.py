@@ -20,7 +20,7 @@ from fedbudget.losses import MARGIN_LOSSES, Floats, Labels
 _BINS = 10  # of the calibration error, of equal width
 _MOST_CLASSES = 20  # with more, single classes are not listed
 _POINTS = 0.005  # a smaller difference of accuracies is negligible
-_ORDERED = 0.65  # from this AUC on, scores order the rows well enough to be used
+ORDERED = 0.65  # from this AUC on, scores order the rows well enough to be used
 
 
 def class_metrics(
@@ -43,20 +43,22 @@ def class_metrics(
     >>> class_metrics("logistic", np.array([-1.0, 2.0]), np.array([0, 1]), "ab")["auc"]
     1.0
     """
-    columns = scores if scores.ndim == 2 else np.column_stack([0 * scores, scores])
-    margins = columns[:, 1:] - columns[:, :1] if len(classes) == 2 else columns
+    labels = np.asarray(y)
     if len(classes) == 2:
-        predicted = (margins[:, 0] > cut).astype(np.int64)
+        margin = scores if scores.ndim == 1 else scores[:, 1] - scores[:, 0]
+        predicted = (margin > cut).astype(np.int64)
+        areas = [area_under_curve(margin, labels == 1)]
     else:
-        predicted = np.argmax(columns, axis=1)
-    metrics = _of_classes(predicted, np.asarray(y), classes)
-    targets = [y == 1] if len(classes) == 2 else [y == c for c in range(len(classes))]
-    areas = [area_under_curve(m, t) for m, t in zip(margins.T, targets, strict=True)]
+        predicted = np.argmax(scores, axis=1)
+        areas = [
+            area_under_curve(scores[:, c], labels == c) for c in range(len(classes))
+        ]
+    metrics = _of_classes(predicted, labels, classes)
     defined = [area for area in areas if area is not None]
     if defined:
         metrics["auc"] = float(np.mean(defined))
     if loss not in MARGIN_LOSSES:
-        metrics["calibration_error"] = calibration_error(columns, np.asarray(y))
+        metrics["calibration_error"] = calibration_error(scores, labels)
     return metrics
 
 
@@ -95,22 +97,24 @@ def area_under_curve(scores: Floats, positive: NDArray[np.bool_]) -> float | Non
     others = len(positive) - count
     if not count or not others:
         return None
-    _, inverse, ties = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(ties) - (ties - 1) / 2)[inverse.reshape(-1)]  # means of ties
-    below = ranks[positive].sum() - count * (count + 1) / 2
-    return float(below / (count * others))
+    # Sorted queries of a sorted array are much faster than ranks of all rows.
+    above, below = np.sort(scores[positive]), np.sort(scores[~positive])
+    less, not_more = (np.searchsorted(below, above, side) for side in ("left", "right"))
+    return float((less.sum() + not_more.sum()) / (2 * count * others))
 
 
 def calibration_error(scores: Floats, y: NDArray[np.int64]) -> float:
     """Return how far stated confidence and hit rate are apart, over bins of it.
 
     The expected calibration error: rows are binned by the probability of the predicted
-    class (Guo, Pleiss, Sun and Weinberger, 2017).
+    class (Guo, Pleiss, Sun and Weinberger, 2017). Scores as in `class_metrics`.
     """
-    odds = np.exp(scores - scores.max(axis=1, keepdims=True))
-    probabilities = odds / odds.sum(axis=1, keepdims=True)
-    confidence = probabilities.max(axis=1)
-    hit = probabilities.argmax(axis=1) == y
+    if scores.ndim == 1:
+        confidence = 1 / (1 + np.exp(-np.abs(scores)))
+        hit = (scores > 0) == (y == 1)
+    else:
+        confidence = 1 / np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)
+        hit = scores.argmax(axis=1) == y
     bins = np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
     gaps = np.bincount(bins, weights=confidence - hit, minlength=_BINS)
     return float(np.abs(gaps).sum() / len(y))
@@ -214,7 +218,7 @@ def _about_constant(measured: Mapping[str, float]) -> list[str]:
     text = f"accuracy {accuracy:.3f} is no better than a constant answer, "
     text += f"{constant:.3f}"
     area = measured.get("test_auc")
-    if area is not None and area >= _ORDERED and not _unrecognised(measured):
+    if area is not None and area >= ORDERED and not _unrecognised(measured):
         text += (
             f"; judge it by its balanced accuracy, "
             f"{measured['test_balanced_accuracy']:.3f}, and its AUC, {area:.3f}"
@@ -240,7 +244,7 @@ def _about_recall(measured: Mapping[str, float]) -> list[str]:
     area = measured.get("test_auc")
     if area is None:
         return [f"no row of {classes} is recognised (recall 0)"]
-    if area >= _ORDERED:
+    if area >= ORDERED:
         return [
             f"no row of {classes} is recognised (recall 0), although the scores order "
             f"the rows well (AUC {area:.3f}): predict it from a lower probability on "

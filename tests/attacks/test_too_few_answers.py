@@ -50,7 +50,8 @@ def test_no_model_is_computed_from_fewer_answers_than_the_plan_says() -> None:
 
 def test_no_model_is_released_from_fewer_answers_than_the_plan_says() -> None:
     # Three of eight devices have no budget left: a sum of five is never computed.
-    budget = fb.Budget(epsilon=[2.0] * 5 + [0.1] * 3, delta=1e-5, cost=1000)
+    epsilon = [2.0] * 5 + [0.1] * 3
+    budget = fb.Budget(epsilon=epsilon, delta=1e-5, cost=1000, trust="sum")
     devices = fb.ReleaseDevices(DATA, budget=budget)
     devices.begin(PLAN)
     theta = np.arange(float(DATA.dim))

@@ -303,6 +303,8 @@ def test_sums_and_units_are_those_of_the_budget() -> None:
     own = classifier(epsilon=0.5).fit(X, Y, groups=groups)
     shares = classifier(epsilon=0.5, trust="sum").fit(X, Y, groups=groups)
     assert shares.score(X, Y) > own.score(X, Y) + 0.02
+    dear = classifier(epsilon=0.5, trust="sum", secure_round_price=450)
+    assert dear.fit(X, Y, groups=groups).plan_.rounds <= 2 < shares.plan_.rounds
     whole = classifier(epsilon=8, trust="sum", unit="device", random_state=None)
     whole.fit(X, Y, groups=groups)
     assert "for one device (replace all samples" in whole.privacy_statement_

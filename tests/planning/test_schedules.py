@@ -122,3 +122,14 @@ def test_planners_without_a_schedule_have_constant_noise(
 def test_batches_taken_in_turn_have_constant_noise() -> None:
     plan = fb.plan(PROBLEM, BUDGET, PRICES, batch_size=100, sampling="cyclic")
     assert plan.sampling == "cyclic" and plan.noise_decay == 1
+
+
+def test_the_range_of_falling_noise_holds_the_predicted_loss() -> None:
+    """Noise falls to a sixth here, and its part of the loss to less than half."""
+    problem = fb.Problem(num_samples=[5] * 5, dim=2, loss="hinge")
+    budget = fb.Budget(epsilon=1e3, delta=1e-5, cost=1e6)
+    plan = fb.plan(problem, budget, fb.Prices(communication=0.01, computation=1))
+    assert plan.noise_decay < 0.9
+    assert plan.predicted_range is not None
+    low, high = plan.predicted_range
+    assert low < plan.predicted_loss < high

@@ -213,6 +213,21 @@ def test_a_clip_is_planned_where_a_device_is_the_unit() -> None:
     assert planned(problem).clip is None
 
 
+@pytest.mark.parametrize("unit", ["sample", "device"])
+def test_a_clip_by_hand_that_cuts_moves_off_is_predicted_to_cost_loss(
+    unit: str,
+) -> None:
+    free = planned(unit=unit, epsilon=8.0)
+    losses = [
+        planned(unit=unit, epsilon=8.0, clip=clip).predicted_loss
+        for clip in (1e-6, 0.1, 10.0)
+    ]
+    assert losses[0] > losses[1] > losses[2]
+    assert losses[0] > 0.3  # nothing is learned: about the initial gap
+    if unit == "sample":  # no clip helps where the noise covers one row's part
+        assert losses[2] >= free.predicted_loss
+
+
 def test_the_planned_clip_is_about_the_length_of_real_moves() -> None:
     data = fb.load("adult", split="iid", num_devices=500, seed=0)
     plan = planned(data.problem(), unit="device", epsilon=8.0)

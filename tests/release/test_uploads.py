@@ -31,7 +31,7 @@ from tests.release.examples import KINDS, data_of
 
 LOSSES = ["logistic", "smooth_hinge", "huber", "softmax"]  # hinge is not smooth
 DATA = small_data(devices=6, rows=50)
-BUDGET = fb.Budget(epsilon=2.0, delta=1e-5, cost=1000)
+BUDGET = fb.Budget(epsilon=2.0, delta=1e-5, cost=1000, trust="sum")
 PRICES = fb.Prices(communication=20, computation=1)
 SCHEDULE = SumSchedule(
     tau=5, rounds=6, learning_rate=2.0, least_answers=4, weights=[1, 2, 3, 4, 5, 6]
@@ -236,7 +236,8 @@ def test_releases_learn_what_simulations_do() -> None:
 
 
 def test_noise_per_step_may_protect_whole_devices() -> None:
-    sized = fb.plan(DATA.problem(), BUDGET, PRICES, noise_schedule=False)
+    budget = replace(BUDGET, trust="uploads")
+    sized = fb.plan(DATA.problem(), budget, PRICES, noise_schedule=False)
     noise = np.full(6, 60.0)  # against 2 G, whatever the number of rows
     plan = replace(sized, unit="device", noise_std=noise, drift_correction=False)
     plan = replace(plan, epsilon=plan._epsilon_of(plan.gradients))

@@ -16,7 +16,7 @@ from fedbudget.training import Order
 from tests.examples import small_data
 
 DATA = small_data(devices=6, rows=50)
-BUDGET = fb.Budget(epsilon=2.0, delta=1e-5, cost=1000)
+BUDGET = fb.Budget(epsilon=2.0, delta=1e-5, cost=1000, trust="sum")
 PRICES = fb.Prices(communication=20, computation=1)
 SCHEDULE = SumSchedule(tau=5, rounds=6, learning_rate=2.0, least_answers=4)
 
@@ -114,8 +114,9 @@ def test_ledgers_of_cyclic_batches_count_every_upload() -> None:
 
 
 def test_the_unit_of_the_ledger_is_the_plans() -> None:
+    budget = replace(BUDGET, unit="device")
     for plan in (planned(unit="device"), planned(unit="device", clip=0.1)):
-        run = fb.train(plan, fb.SimulatedDevices(DATA, budget=BUDGET))
+        run = fb.train(plan, fb.SimulatedDevices(DATA, budget=budget))
         assert run.rounds[-1].epsilon == pytest.approx(plan.epsilon, rel=1e-9)
 
 

@@ -163,7 +163,12 @@ def _with_sample(problem: Problem, dataset: Dataset, options: DataOptions) -> Pr
             f"public sample {path!r} is not a file: name a table of public rows",
             argument="public_sample",
         )
-    return problem.with_public_sample(*read_sample(path, dataset.schema))
+    try:
+        return problem.with_public_sample(*read_sample(path, dataset.schema))
+    except InvalidInputError as error:
+        raise DataError(
+            f"public sample {path!r}: {error}", argument="public_sample"
+        ) from error
 
 
 def limits(

@@ -70,6 +70,7 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
     colluders: int
     communication_price: PerDevice
     computation_price: PerDevice
+    secure_round_price: PerDevice | None
     loss: str | None
     l2: float
     row_norm: float
@@ -138,7 +139,9 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
             colluders=self.colluders,
         )
         prices = Prices(
-            communication=self.communication_price, computation=self.computation_price
+            communication=self.communication_price,
+            computation=self.computation_price,
+            secure_round=self.secure_round_price,
         )
         best = plan(
             data.problem(loss=self.loss, l2=self.l2, dissimilarity=self.dissimilarity),
@@ -225,6 +228,8 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         colluders: Devices that may collude with the server, for trust sum.
         communication_price: Per round.
         computation_price: Per local step.
+        secure_round_price: Per round of secure aggregation, with trust "sum"; None: as
+            any round.
         loss: logistic, hinge or smooth_hinge for two classes, softmax for any number;
             by default logistic for two and softmax for more. hinge and smooth_hinge
             have no `predict_proba`.
@@ -276,6 +281,7 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         colluders: int = 0,
         communication_price: PerDevice = COMMUNICATION_PRICE,
         computation_price: PerDevice = COMPUTATION_PRICE,
+        secure_round_price: PerDevice | None = None,
         loss: str | None = None,
         l2: float = 0.0,
         row_norm: float = 1.0,
@@ -297,6 +303,7 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         self.colluders = colluders
         self.communication_price = communication_price
         self.computation_price = computation_price
+        self.secure_round_price = secure_round_price
         self.loss = loss
         self.l2 = l2
         self.row_norm = row_norm
@@ -396,6 +403,7 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: i
         colluders: int = 0,
         communication_price: PerDevice = COMMUNICATION_PRICE,
         computation_price: PerDevice = COMPUTATION_PRICE,
+        secure_round_price: PerDevice | None = None,
         loss: str | None = None,
         l2: float = 0.0,
         row_norm: float = 1.0,
@@ -417,6 +425,7 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: i
         self.colluders = colluders
         self.communication_price = communication_price
         self.computation_price = computation_price
+        self.secure_round_price = secure_round_price
         self.loss = loss
         self.l2 = l2
         self.row_norm = row_norm

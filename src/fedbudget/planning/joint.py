@@ -39,7 +39,7 @@ from fedbudget.planning.spectral import (
     planned_clip,
     plausible,
     predicted_parts,
-    respond,
+    responses,
     server_rates,
     stable_rate,
     steepest,
@@ -124,7 +124,7 @@ def choose_joint(setting: Setting) -> Choice:
         predicted_range=(RANGE[0] * min(members), RANGE[1] * max(members)),
         reasons=(
             *_reasons(setting, spectrum, option, best, weights),
-            *_robustness(setting, option, members),
+            *_robustness(setting, option, members, best.schedule.share),
         ),
         last_round=last_round,
         advice=advise(setting.problem, best.loss).text,
@@ -283,12 +283,7 @@ def _score(
     schedule = with_stable_server(schedule, steepest(setting, spectrum))
     steps = schedule.tau * schedule.rounds
     with np.errstate(over="ignore", invalid="ignore"):  # some candidates diverge
-        response = respond(
-            spectrum,
-            schedule,
-            variance=setting.problem["gradient_variance"],
-            per_round=setting.is_sum,
-        )
+        response = responses(setting, spectrum, schedule)
         # The best weights depend on the candidate's noise: try every weighting.
         parts, corrected = predicted_parts(setting, schedule, response, option)
     loss = np.nan_to_num(np.sum(list(parts.values()), axis=0), nan=np.inf)
@@ -331,7 +326,7 @@ def _score(
 def _member_losses(
     setting: Setting, option: BatchOption, best: SearchResult
 ) -> list[float]:
-    """Return the predicted loss of one candidate under every plausible spectrum."""
+    """Return the predicted loss of the result under every plausible spectrum."""
     schedule = Schedule(
         tau=np.array([float(best.tau)]),
         rounds=np.array([float(best.rounds)]),
@@ -341,32 +336,38 @@ def _member_losses(
     )
     option = replace(option, weighting=best.weighting)
     return [
-        float(_losses(setting, spectrum, schedule, option)[0])
+        float(_losses(setting, spectrum, schedule, option, best.schedule.share)[0])
         for spectrum in plausible(setting.problem)
     ]
 
 
 def _losses(
-    setting: Setting, spectrum: Spectrum, schedule: Schedule, option: BatchOption
+    setting: Setting,
+    spectrum: Spectrum,
+    schedule: Schedule,
+    option: BatchOption,
+    noise_share: float = 1.0,
 ) -> Array:
-    """Return the predicted loss of every candidate, with its best weights."""
-    variance = setting.problem["gradient_variance"]
+    """Return the predicted loss of every candidate, with its best weights.
+
+    `noise_share` is what falling noise leaves of the noise's part.
+    """
     with np.errstate(over="ignore", invalid="ignore"):  # some candidates diverge
-        response = respond(
-            spectrum, schedule, variance=variance, per_round=setting.is_sum
-        )
+        response = responses(setting, spectrum, schedule)
         parts, _ = predicted_parts(setting, schedule, response, option)
+        parts["privacy noise"] = noise_share * parts["privacy noise"]
         loss = np.nan_to_num(np.sum(list(parts.values()), axis=0), nan=np.inf)
     return np.asarray(loss.min(axis=1))
 
 
 def _robustness(
-    setting: Setting, option: BatchOption, members: list[float]
+    setting: Setting, option: BatchOption, members: list[float], noise_share: float
 ) -> Iterator[str]:
     """Say over which spectra the plan is robust, and what a public sample would save.
 
     With a sample, the spectrum is known, and the plan is the best one for it. The
-    saving is a mean over the family, each member's best one taken from a coarse grid.
+    saving is a mean over the family, each member's best one taken from a coarse grid,
+    with noise that falls as the plan's does.
     """
     if len(members) == 1:
         if setting.problem.modes is not None:
@@ -386,11 +387,13 @@ def _robustness(
     for spectrum, loss in zip(plausible(setting.problem), members, strict=True):
         rates = stable_rate(setting, spectrum) * np.geomspace(1e-2, 1, 7)
         schedule = combinations(pairs, rates, _MOMENTA)
-        least = float(_losses(setting, spectrum, schedule, option).min())
-        saved.append(max(0.0, loss - least))
+        losses = _losses(setting, spectrum, schedule, option, noise_share)
+        saved.append(max(0.0, loss - float(losses.min())))
+    share = float(np.mean(saved) / np.mean(members))
     yield (
         "a public sample (--public-sample, with_public_sample) would tell them apart, "
-        f"and is predicted to lower the loss by {np.mean(saved) / np.mean(members):.0%}"
+        "and is predicted to lower the loss by "
+        + ("less than 1%" if share < 0.01 else f"{share:.0%}")
     )
 
 

@@ -283,6 +283,28 @@ def respond(
         )
 
 
+def responses(setting: Setting, spectrum: Spectrum, schedule: Schedule) -> Response:
+    """Return the response of every candidate in this setting.
+
+    A clip that is given shortens all moves by as much as a typical first one: the
+    server then takes a part of the way, with all of the noise.
+    """
+    variance, per_round = setting.problem["gradient_variance"], setting.is_sum
+    free = respond(spectrum, schedule, variance=variance, per_round=per_round)
+    if setting.clip is None:
+        return free
+    part = setting.clip / np.maximum(_first_move(setting, free), setting.clip)
+    shorter = replace(schedule, server_rate=schedule.server_rate * part)
+    clipped = respond(spectrum, shorter, variance=variance, per_round=per_round)
+    return replace(clipped, noise=clipped.noise / part**2)
+
+
+def _first_move(setting: Setting, response: Response) -> Array:
+    """Return the typical length of the first move of a device of median size."""
+    rows = float(np.median(setting.problem.num_samples))
+    return np.asarray(np.sqrt(response.first_move + response.own_move / rows))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchOption:
     """A choice of batch sizes, with its noise and its candidate weights."""
@@ -445,8 +467,7 @@ def planned_clip(setting: Setting, response: Response) -> Array:
         return np.full(len(response.first_move), setting.clip)
     if not setting.per_device:
         return np.full(len(response.first_move), np.inf)
-    rows = float(np.median(setting.problem.num_samples))
-    return np.asarray(np.sqrt(response.first_move + response.own_move / rows))
+    return _first_move(setting, response)
 
 
 def _noise_steps(

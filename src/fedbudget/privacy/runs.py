@@ -188,7 +188,8 @@ class PrivacyStatement:
         server = f"the server and up to {self.colluders} colluding {devices}, who"
         if self.colluders == 0:
             server = "the server and devices that do not collude, who"
-        server += f" together see only sums of at least {self.least_answers} answers"
+        answers = "answer" if self.least_answers == 1 else "answers"
+        server += f" together see only sums of at least {self.least_answers} {answers}"
         if self.epsilon_alone is None:
             return server
         return (

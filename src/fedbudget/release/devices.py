@@ -115,9 +115,8 @@ class ReleaseDevices(ChargedDevices):
         # Stream, and the order of its cyclic batches.
         self._dealt: tuple[int, NDArray[np.uint32]] = -1, np.zeros(0, dtype=np.uint32)
 
-    @property
     def identity(self) -> dict[str, Any]:
-        """Values that must be the same for an interrupted run to be resumed.
+        """Return values that must be the same for an interrupted run to be resumed.
 
         There is no checksum of the rows: it would be a release of them without noise.
         """

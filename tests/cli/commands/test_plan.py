@@ -240,6 +240,17 @@ def test_a_public_sample_is_measured(
     )
 
 
+def test_an_error_in_a_public_sample_names_its_file(
+    capsys: pytest.CaptureFixture[str], table: tuple[str, ...], tmp_path: Path
+) -> None:
+    sample = tmp_path / "public.csv"
+    sample.write_text("volts,alarm\n1,no\n4,yes\n")
+    result = run(capsys, *table, "--public-sample", str(sample))
+    assert result.code != 0
+    message = result.err.replace("\n", "")
+    assert "public sample" in message and "public.csv': column 'site' is not" in message
+
+
 def test_donors_are_named_in_the_constants_and_warned_of(
     capsys: pytest.CaptureFixture[str], table: tuple[str, ...]
 ) -> None:

@@ -13,7 +13,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,19 +69,15 @@ class SumDevices(FleetDevices):
     """Devices whose uploads the coordinator sees only in sums.
 
     Args:
-        authority: Of the peers' certificates; an introduction of another one is
-            dropped. None: the devices alone check it.
-
-    The other arguments are those of `FleetDevices`. `deadline` is for every phase.
+        arguments: Those of `FleetDevices`. `deadline` is for every phase.
+        settings: Those of `FleetDevices`. An introduction of another `authority` is
+            dropped; None: the devices alone check it.
     """
 
     trust: Trust = "sum"
 
-    def __init__(
-        self, *arguments: Any, authority: Path | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._authority = authority
         self._phase: Phase | None = None
         self._attempt = 0
         self._lost = 0  # sums in a row
