@@ -1,4 +1,4 @@
-"""What sharing the noise buys: `python benchmarks/shared_noise.py`, about XX minutes.
+"""What sharing the noise buys: `python benchmarks/shared_noise.py`, about 30 minutes.
 
 Prints two Markdown tables over five cases, with standard errors over splits:
 

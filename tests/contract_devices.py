@@ -325,7 +325,7 @@ class DevicesContract:
         devices.begin(plan)
         if isinstance(devices, InMemory):
             order = Order(number=4, theta=before.theta, plan=plan, state=before.state)
-            devices.catch_up(order)
+            devices.catch_up(order, ())
         rest = run(devices, plan, 4, 5, after=before)
         expected = drift_corrected(DATA, plan, np.full(DIM, 0.1))[3:]
         for number, replies, theta in zip((4, 5), rest, expected, strict=True):

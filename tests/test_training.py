@@ -82,7 +82,7 @@ class Scripted:
     def steps_taken(self, state: State) -> int:
         return 0
 
-    def catch_up(self, order: Order) -> None:
+    def catch_up(self, order: Order, refused: Any) -> None:
         self.caught_up = order.number - 1
 
     def measure(self, theta: np.ndarray) -> dict[str, float]:

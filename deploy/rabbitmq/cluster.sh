@@ -32,7 +32,8 @@ in_node() {  # NODE COMMAND...: run a command with the settings of a node
 }
 
 start_node() {
-  in_node "$1" setsid "$bin/rabbitmq-server" >"$folder/node$1/out.log" 2>&1 </dev/null &
+  # A node that crashes leaves its dump where it was started.
+  in_node "$1" setsid env -C "$folder/node$1" "$bin/rabbitmq-server" >"$folder/node$1/out.log" 2>&1 </dev/null &
   in_node "$1" "$bin/rabbitmqctl" --quiet wait --timeout 120 "$folder/node$1/pid"
 }
 

@@ -70,6 +70,9 @@ class Charge:
 def mu_squared(uses: ArrayLike, noise_multiplier: ArrayLike) -> Array:
     """Return the cost of Gaussian steps on a row: the square of Gaussian DP's mu.
 
+    Statement: a step with noise multiplier z is (2 / z)-GDP for a replaced row, so n
+    of them have mu^2 = 4 n / z^2 together: `NoisyGradients.mu` has the proof.
+
     >>> float(mu_squared(10, 20.0))
     0.1
     """
@@ -97,6 +100,11 @@ class _Laps(NamedTuple):
 
         Steps of a device's current lap are paid for: each once, with the same batches
         and at least the same noise. Any other step begins a new lap.
+
+        Proof that this covers every row: the steps of a lap are at most B in a row, of
+        different batches of one partition, and each is taken once. So a row is in at
+        most one of them, with at least the noise that was charged: the lap is as
+        private as that step (`NoisyGradients.laps`), also if steps of it are left out.
         """
         first, stop = turns.first_step, turns.first_step + charge.steps
         settings = [turns.blocks, turns.batch_size, charge.noise_multiplier]

@@ -20,7 +20,7 @@ from fedbudget.losses import MARGIN_LOSSES, Floats, Labels
 _BINS = 10  # of the calibration error, of equal width
 _MOST_CLASSES = 20  # with more, single classes are not listed
 _POINTS = 0.005  # a smaller difference of accuracies is negligible
-_ORDERED = 0.65  # from this AUC on, scores order the rows well enough to be used
+ORDERED = 0.65  # from this AUC on, scores order the rows well enough to be used
 
 
 def class_metrics(
@@ -218,7 +218,7 @@ def _about_constant(measured: Mapping[str, float]) -> list[str]:
     text = f"accuracy {accuracy:.3f} is no better than a constant answer, "
     text += f"{constant:.3f}"
     area = measured.get("test_auc")
-    if area is not None and area >= _ORDERED and not _unrecognised(measured):
+    if area is not None and area >= ORDERED and not _unrecognised(measured):
         text += (
             f"; judge it by its balanced accuracy, "
             f"{measured['test_balanced_accuracy']:.3f}, and its AUC, {area:.3f}"
@@ -244,7 +244,7 @@ def _about_recall(measured: Mapping[str, float]) -> list[str]:
     area = measured.get("test_auc")
     if area is None:
         return [f"no row of {classes} is recognised (recall 0)"]
-    if area >= _ORDERED:
+    if area >= ORDERED:
         return [
             f"no row of {classes} is recognised (recall 0), although the scores order "
             f"the rows well (AUC {area:.3f}): predict it from a lower probability on "

@@ -5,7 +5,7 @@
     rounds.jsonl   one row per round
     devices.bin    for more than 100 devices: spending of each after every round
     state.npz      the server's state after the last complete round
-    model.npz      the released model (theta), and the spending of each device (epsilon,
+    model.npz      the model (theta), and the spending of each device (epsilon,
                    cost); if it exists, the run is finished
 
 For up to 100 devices, a row holds the spending of each device so far. For more, it
@@ -186,7 +186,7 @@ class Record:
         self._save("state.npz", **state)
 
     def finish(self, theta: NDArray[Any], last: Round) -> None:
-        """Write the released model and the spending: the run is finished."""
+        """Write the model and the spending: the run is finished."""
         if self._plan is not None and self._about.get("steps_before"):
             self._state_all(self._plan, last)
         self._save("model.npz", theta=theta, epsilon=last.epsilon, cost=last.cost)

@@ -7,7 +7,7 @@ privacy.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ from fedbudget.planning import Plan
 from fedbudget.planning.advice import advice_of
 from fedbudget.planning.plans import NOT_PRIVATE
 from fedbudget.privacy import GDP, Kind, PrivacyStatement
-from fedbudget.record import Record, Round
+from fedbudget.record import FEW, Record, Round
 
 # Largest norm of a useful model; above it, a run has diverged. 10,000 of the planner's
 # largest stable steps stay below a tenth of it. Rows have norm 1: scores are as large.
@@ -97,6 +97,8 @@ class Devices(Protocol):
 class Measures(Protocol):
     """Simulated devices, whose rows can be evaluated; the results are not private."""
 
+    personal: Array | None  # of `measure_personal`; shape (devices, params)
+
     def measure(self, theta: Array) -> dict[str, float]:
         """Return losses and accuracies of a model."""
         ...
@@ -133,19 +135,26 @@ class InMemory(Protocol):
         """
         ...
 
-    def catch_up(self, order: Order) -> None:
+    def catch_up(self, order: Order, refused: Collection[int]) -> None:
         """Charge the rounds before this order, which the interrupted run has done.
 
         Rounds that these devices have done themselves are not charged again.
+
+        Args:
+            order: The next one.
+            refused: Devices that refused one of those rounds.
+
+        Raises:
+            InvalidInputError: Another device cannot pay for what it has released.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """The released model of a run, and its rounds."""
+    """The model of a run, and its rounds."""
 
-    theta: Array  # the released model
+    theta: Array  # the model
     rounds: list[Round]
     plan: Plan
     kind: Kind = "simulation"
@@ -155,6 +164,9 @@ class Run:
     # simulated devices. Both are functions of released models, and cost no privacy.
     velocity: Array | None = None
     state: State = field(default_factory=dict)
+    # With `personal=True`, one model per device, shape (devices, params). They are fits
+    # without noise: NOT private, and each belongs on its own device alone.
+    personal: Array | None = None
 
     @property
     def privacy(self) -> PrivacyStatement:
@@ -166,7 +178,7 @@ class Run:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Losses and accuracies of the released model; not private."""
+        """Losses and accuracies of the model; not private."""
         return dict(self.rounds[-1].measured)
 
     @property
@@ -196,7 +208,7 @@ def train(
     stop: Callable[[Round], bool] | None = None,
     on_round: Callable[[Round], None] | None = None,
 ) -> Run:
-    """Run a plan to its end and return the released model.
+    """Run a plan to its end and return the model.
 
     Args:
         plan: The plan to run.
@@ -204,9 +216,10 @@ def train(
         record: A folder (or `Record`) for the plan, the rounds and the model. If it
             holds an interrupted run, that run is resumed and ends with the same
             numbers; other devices or another seed are refused.
-        personal: Whether every device adapts the released model to its own rows at
+        personal: Whether every device adapts the model to its own rows at
             the end. The device keeps the result: no message, no charge. The personal
-            models are measured too; simulated devices only, and not private.
+            models are measured too, and `Run.personal` has them; simulated devices
+            only, and not private.
         measure_every: Measure the model after every so many rounds, and after the
             last one. The other rounds have no measurements. Simulated devices only.
         after: A run to continue, with its model, its momentum and its drift
@@ -253,6 +266,11 @@ def train(
             on_round(latest)
     if folder is not None:
         folder.finish(server.theta, rounds[-1])
+    own_models = None
+    if personal and isinstance(devices, Measures):
+        if devices.personal is None:  # the record is of a finished run
+            devices.measure_personal(server.theta)
+        own_models = devices.personal
     return Run(
         theta=server.theta,
         rounds=rounds,
@@ -262,6 +280,7 @@ def train(
         steps=before + server.rounds_done * plan.tau,
         velocity=server.velocity,
         state=server.devices,
+        personal=own_models,
     )
 
 
@@ -285,7 +304,10 @@ def _started(
         if state is not None:
             server = Server.from_arrays(state)
             if in_memory is not None:
-                in_memory.catch_up(_next_order(plan, server, before))
+                refused = {m for each in rounds for m in each.refused}
+                if any(len(each.refused) >= FEW for each in rounds):
+                    refused = set(range(plan.num_devices))  # the record names so many
+                in_memory.catch_up(_next_order(plan, server, before), refused)
             return server, rounds
     server = Server.start(plan.model.num_params(plan.dim))
     if after is not None:

@@ -6,6 +6,7 @@ leaves out what the start has already told about the same rows.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,3 +42,21 @@ def test_a_release_does_not_continue_that_of_other_ledgers() -> None:
     both = fb.train(PLAN, devices, after=own)
     assert both.privacy.epsilon > own.privacy.epsilon
     assert both.privacy.epsilon == pytest.approx(float(devices.ledger.epsilon.max()))
+
+
+def test_a_resumed_release_counts_what_a_lower_budget_would_refuse(
+    tmp_path: Path,
+) -> None:
+    def interrupt(latest: fb.Round) -> None:
+        if latest.number == 2:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        devices = fb.ReleaseDevices(DATA, budget=BUDGET, prices=PRICES)
+        fb.train(PLAN, devices, record=folder, on_round=interrupt)
+    lower = replace(BUDGET, epsilon=[4.0, 0.5, 4.0, 4.0])
+    with pytest.raises(fb.InvalidInputError, match="device 1 has released round"):
+        fb.train(PLAN, fb.ReleaseDevices(DATA, budget=lower), record=folder)
+    run = fb.train(PLAN, fb.ReleaseDevices(DATA, budget=BUDGET), record=folder)
+    assert len(run.rounds) == PLAN.rounds

@@ -74,3 +74,11 @@ def test_plans_without_a_claim_are_refused() -> None:
     poisson = replace(plan, sampling="poisson", batch_size=np.array([50, 50]))
     with pytest.raises(InvalidInputError, match="Poisson"):
         claims_of(poisson)
+
+
+def test_earlier_rounds_are_not_in_the_claim_of_the_rest() -> None:
+    plan = plan_of([100, 100])
+    rest = replace(plan, epsilon=plan.epsilon * 2)
+    (claim,), notes = claims_of(rest)
+    assert claim.epsilon == pytest.approx(4.0, rel=1e-6)
+    assert "earlier rounds: these are not audited" in notes[0]

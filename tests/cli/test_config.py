@@ -115,12 +115,12 @@ def test_devices_set_budgets_of_their_own(
 @pytest.mark.parametrize(
     ("section", "says"),
     [
-        ("[devices.s9]\nepsilon = 1", ("line 55, devices.s9", "5 devices", "'s0'")),
+        ("[devices.s9]\nepsilon = 1", ("line 64, devices.s9", "5 devices", "'s0'")),
         ("[devices.s1]\nepsilom = 1", ("devices.s1", "'epsilom'", "mean 'epsilon'")),
         ("[devices.s1]\nepsilon = 0", ("devices.s1", "epsilon 0", "above 0")),
         ("[devices.s1]\ncost = true", ("devices.s1", "cost True")),
         ("[devices.s1]\ncomputation = -1", ("devices.s1", "of at least 0")),
-        ("[devices]\ns1 = 3", ("line 56, devices.s1", "section of its own")),
+        ("[devices]\ns1 = 3", ("line 65, devices.s1", "section of its own")),
     ],
 )
 def test_devices_that_are_described_wrongly(
@@ -169,14 +169,14 @@ def test_bounds_that_nobody_has_replaced_warn_in_every_command(
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("epsilon = 4.0", "epsilon = -4", ("line 27, budget.epsilon", "got -4")),
-        ("epsilon = 4.0", 'epsilon = "4"', ("line 27", "must be a number, got '4'")),
-        ("epsilon = 4.0", "epsilon = true", ("line 27", "must be a number")),
-        ("epsilon = 4.0", "epsilom = 4", ("line 27", "did you mean 'epsilon'?")),
-        ("epsilon = 4.0", "epsilon = = 4", ("line 27, column 11", "TOML")),
+        ("epsilon = 4.0", "epsilon = -4", ("line 32, budget.epsilon", "got -4")),
+        ("epsilon = 4.0", 'epsilon = "4"', ("line 32", "must be a number, got '4'")),
+        ("epsilon = 4.0", "epsilon = true", ("line 32", "must be a number")),
+        ("epsilon = 4.0", "epsilom = 4", ("line 32", "did you mean 'epsilon'?")),
+        ("epsilon = 4.0", "epsilon = = 4", ("line 32, column 11", "TOML")),
         ("epsilon = 4.0", "", ("Missing option '--epsilon'",)),
-        ('"joint"', '"magic"', ("line 44, plan.planner", "joint, bound, paper")),
-        ("[plan]", "[plans]", ("line 43, plans", "use only data, budget")),
+        ('"joint"', '"magic"', ("line 49, plan.planner", "joint, bound, paper")),
+        ("[plan]", "[plans]", ("line 48, plans", "use only data, budget")),
         ("[plan]", "plan = 3", ("plan", "is not known")),
         ("low = 0", "low = 9", ("line 23, features.volts", "low must be below high")),
         ("low = 0", "lo = 0", ("line 23, features.volts", "'lo' is not known")),
@@ -186,8 +186,8 @@ def test_bounds_that_nobody_has_replaced_warn_in_every_command(
         ('"sensor_id"', '"who"', ("line 8, data.device", "'who'")),
         ('table = "', 'table = "no', ("line 7, data.table", "nosensors.csv")),
         ("table =", "tables =", ("data.table is missing",)),
-        ("seed = 0", "seed = -1", ("line 52, train.seed", "-1")),
-        ("communication = 100.0", "communication = -1", ("line 34, prices.comm",)),
+        ("seed = 0", "seed = -1", ("line 57, train.seed", "-1")),
+        ("communication = 100.0", "communication = -1", ("line 39, prices.comm",)),
     ],
 )
 def test_errors_name_the_key_and_the_line(

@@ -498,3 +498,20 @@ def test_new_devices_do_not_go_with_a_release(
     assert_one_line(released, code=2, says=says)
     too_many = run(capsys, *arguments[:-1], "5")
     assert_one_line(too_many, code=2, says=("count is 5", "hold out at most 4"))
+
+
+def test_the_report_of_a_release_keeps_its_figures_out_of_the_guarantee(
+    tmp_path: Path,
+) -> None:
+    data = fb.load("adult", split="iid", num_devices=4)
+    prices = fb.Prices(communication=100, computation=1)
+    plan = fb.plan(data.problem(), fb.Budget(epsilon=4, cost=300), prices)
+    about = {"source": "adult", "split": "iid", "num_devices": 4, "seed": 0}
+    fb.train(
+        plan, fb.ReleaseDevices(data), record=fb.Record(tmp_path / "run", about=about)
+    )
+    says = "for the model, not for this page"
+    for comparing in (False, True):
+        page = fb.report(tmp_path / "run", comparing=comparing).read_text()
+        assert (says in page) == comparing
+        assert "release: (4," in page and "simulation" not in page

@@ -1,5 +1,7 @@
 """The threshold by a charged query: what it estimates, and what it costs."""
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -71,3 +73,20 @@ def test_a_threshold_is_for_two_classes() -> None:
     with pytest.raises(InvalidInputError, match="two classes"):
         measure_threshold(devices, data.problem(), BUDGET, PRICES)
     assert (devices.ledger.cost == 0).all()
+
+
+def test_every_round_is_judged_by_the_threshold() -> None:
+    data = fb.from_table(
+        iot.alarms(2000, 10), label="alarm", device="sensor", schema=iot.ALARMS
+    )
+    budget = fb.Budget(epsilon=10, delta=1e-4, cost=1000)
+    plan = fb.plan(data.problem(), budget, fb.Prices(communication=100, computation=1))
+    run = fb.train(replace(plan, threshold=0.01), fb.SimulatedDevices(data, seed=0))
+    again = fb.train(plan, fb.SimulatedDevices(data, seed=0))
+    for one, other in zip(run.rounds, again.rounds, strict=True):
+        assert one.measured["test_loss"] == other.measured["test_loss"]
+        assert one.measured["test_accuracy"] != other.measured["test_accuracy"]
+    scores = plan.model.scores(run.theta, data.test.x)
+    hits = (1 / (1 + np.exp(-scores)) > 0.01) == data.test.y
+    mean = np.mean([hits[a:b].mean() for a, b in pairwise(data.test.offsets)])
+    assert run.measured["test_accuracy"] == pytest.approx(mean)

@@ -173,7 +173,7 @@ def test_a_run_is_started_watched_stopped_and_resumed(
     assert len(rounds) > before
     about = json.loads((folder / "runs" / "mine" / "about.json").read_text())
     assert about["seed"] == 7
-    assert new_text(card(page, "Epsilon devices would spend"), "") == "50"
+    assert new_text(card(page, "Epsilon, if released"), "") == "50"
     page.get_by_text("NOT private").wait_for(timeout=SLOW)
 
 

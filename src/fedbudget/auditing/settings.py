@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbudget.auditing.canaries import (
     Pair,
@@ -23,6 +24,7 @@ from fedbudget.privacy import Releases, Unit, accountant_named
 from fedbudget.text import counted
 
 MOST_CLAIMS = 3  # audited of one plan; more would leave each too few trials
+_SAME = 1e-6  # relative: rounding, and noise for slightly less than the budget
 _DIGITS = 9  # devices whose noise multipliers agree in these make the same claim
 _MOST_ROWS, _MOST_COLUMNS = 2048, 8  # of the canaries' tables
 _RUN_ROWS, _RUN_COLUMNS = 32, 4  # of the table of whole runs: larger ones are slow
@@ -203,7 +205,7 @@ def claims_of(plan: Plan) -> tuple[list[Claim] | list[UploadClaim], tuple[str, .
     if not groups:
         raise InvalidInputError("no device of this plan takes a step: plan again")
     worst = sorted(groups.values(), key=lambda group: -float(epsilon[group].max()))
-    notes, groups_audited = _notes(plan, len(worst)), worst[:MOST_CLAIMS]
+    notes, groups_audited = _notes(plan, run, len(worst)), worst[:MOST_CLAIMS]
     if plan.trust == "sum":
         uploads = [upload_claim(plan, group, epsilon) for group in groups_audited]
         return [claim for claim, _ in uploads], notes + uploads[0][1]
@@ -213,11 +215,17 @@ def claims_of(plan: Plan) -> tuple[list[Claim] | list[UploadClaim], tuple[str, .
 
 
 def _claimed(plan: Plan, run: Releases) -> Array:
-    """Return the epsilon of each device's steps, without what was spent before."""
-    if not plan.prior_mu.any():
-        return plan.epsilon
+    """Return the epsilon of each device's steps, without what was spent before.
+
+    Before the run were measurements, or the rounds of a run that this one continues.
+    """
     epsilon = accountant_named(plan.accountant).epsilon(run, delta=plan.delta)
-    return np.broadcast_to(epsilon, (plan.num_devices,))
+    return np.where(_has_more(plan, epsilon), epsilon, plan.epsilon)
+
+
+def _has_more(plan: Plan, epsilon: Array) -> NDArray[np.bool_]:
+    """Return whose stated epsilon includes more than the steps of this plan."""
+    return np.asarray(plan.epsilon > epsilon * (1 + _SAME))
 
 
 def _claim(plan: Plan, group: list[int], uses: int, epsilon: Array) -> Claim:
@@ -242,9 +250,17 @@ def _claim(plan: Plan, group: list[int], uses: int, epsilon: Array) -> Claim:
     return claim.with_table(rows=rows, dim=max(2, dim))
 
 
-def _notes(plan: Plan, count: int) -> tuple[str, ...]:
+def _notes(plan: Plan, run: Releases, count: int) -> tuple[str, ...]:
     """Say what the audited claims leave out."""
     notes = []
+    alone = accountant_named(plan.accountant).epsilon(
+        run, delta=plan.delta, prior_mu=plan.prior_mu
+    )
+    if _has_more(plan, alone)[plan.device_rounds > 0].any():
+        notes.append(
+            "the plan states more than its own steps spend, such as earlier rounds: "
+            "these are not audited"
+        )
     if count > MOST_CLAIMS:
         notes.append(
             f"the {MOST_CLAIMS} largest of {count} different claims are audited"

@@ -79,6 +79,11 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "seed": (_WHOLE, "seed"),
         "participation": (_NUMBER, "participation"),
         "personal": (_TRUTH, "personal"),
+        "keep": (_TRUTH, "keep"),
+        "scale": (_TEXT, "scale"),
+        "threshold": (_EITHER, "threshold"),
+        "class_weight": (_TEXT, "class_weight"),
+        "class_shares": (_TEXT, "class_shares"),
         "new_devices": (_WHOLE, "new_devices"),
         "measure_every": (_WHOLE, "measure_every"),
         "out": (_TEXT, "out"),
@@ -86,7 +91,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 _SECTIONS = (*_KEYS, "label", "features", "windows", "expansion", "devices")
 _DEVICE_KEYS = (*_PERSONAL_BUDGETS, *_KEYS["prices"])
-_TRAIN_ONLY = ("participation", "personal", "new_devices", "measure_every", "out")
+_TRAIN_ONLY = tuple(option for _, option in _KEYS["train"].values() if option != "seed")
 
 # The argument that an error names (the library's or the option's), and its key.
 _ARGUMENTS: Mapping[str, tuple[str, str]] = {

@@ -10,7 +10,7 @@ from fedbudget.text import shown
 if TYPE_CHECKING:
     from fedbudget.data.dataset import Dataset, Part, hold_out
     from fedbudget.data.features import Categorical, Numeric
-    from fedbudget.data.fourier import Fourier
+    from fedbudget.data.fourier import FeatureStep, Fourier
     from fedbudget.data.row_weights import weight_rows
     from fedbudget.data.schema import Schema
     from fedbudget.data.tables import from_partitions, from_table, infer_schema
@@ -70,7 +70,7 @@ def load(
     seed: int = 0,
     path: str | Path | None = None,
     num_devices: int | None = None,
-    features: "str | Fourier | None" = None,
+    features: "FeatureStep" = None,
 ) -> "Dataset":
     """Load a data set by its name.
 

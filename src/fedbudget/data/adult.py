@@ -16,7 +16,7 @@ from fedbudget.checks import one_of
 from fedbudget.data.columns import Coded
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical
-from fedbudget.data.fourier import Fourier
+from fedbudget.data.fourier import FeatureStep
 from fedbudget.data.partitions import own_or_even
 from fedbudget.data.schema import Schema
 
@@ -61,7 +61,7 @@ def load_adult(
     split: str = "by-education",
     seed: int = 0,
     num_devices: int | None = None,
-    features: str | Fourier | None = None,
+    features: FeatureStep = None,
     files: Literal["train", "both"] = "train",
 ) -> Dataset:
     """Load Adult, partitioned by education or evenly.

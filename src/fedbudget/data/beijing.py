@@ -15,7 +15,7 @@ from fedbudget.checks import one_of
 from fedbudget.data.columns import Coded, Numbers
 from fedbudget.data.dataset import Dataset
 from fedbudget.data.features import Categorical, Numeric
-from fedbudget.data.fourier import Fourier
+from fedbudget.data.fourier import FeatureStep
 from fedbudget.data.reading import read_column, read_table
 from fedbudget.data.schema import Schema
 from fedbudget.data.tables import from_table
@@ -59,7 +59,7 @@ def load_beijing(
     split: str = "by-station",
     seed: int = 0,
     num_devices: int | None = None,
-    features: str | Fourier | None = None,
+    features: FeatureStep = None,
 ) -> Dataset:
     """Load the folder of CSV files, one per station.
 

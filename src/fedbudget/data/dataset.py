@@ -23,7 +23,7 @@ from fedbudget.losses import MARGIN_LOSSES, Labels, Rows
 from fedbudget.text import counted, shown
 
 if TYPE_CHECKING:
-    from fedbudget.data.fourier import Fourier
+    from fedbudget.data.fourier import FeatureStep
     from fedbudget.data.schema import Schema
     from fedbudget.problem import Constant, Problem
 
@@ -161,7 +161,7 @@ class Dataset:
         l2: float = 0.0,
         dissimilarity: str | float | None = None,
         donors: Sequence[str] = (),
-        features: "str | Fourier | None" = None,
+        features: "FeatureStep" = None,
     ) -> "Problem":
         """Return the public shape for a plan; reads no row, except those of donors.
 
@@ -208,7 +208,7 @@ class Dataset:
         named = f"rows of {counted(len(donors), 'donor device')}, not private"
         return problem.with_public_sample(x, y, note=named)
 
-    def _expanded(self, features: "str | Fourier") -> "Schema":
+    def _expanded(self, features: "FeatureStep") -> "Schema":
         """Return the schema with another feature step."""
         if self.schema is None:
             raise InvalidInputError(

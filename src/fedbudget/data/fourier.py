@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +123,10 @@ class Fourier:
         for first in range(0, total, size):
             last = min(first + size, total)
             yield first, _normals(self.seed, columns, first, last) / self.scale
+
+
+# What stands for a feature step: its text, itself, or its fields; None: none.
+FeatureStep: TypeAlias = "str | Fourier | Mapping[str, Any] | None"
 
 
 def parse_features(text: str) -> int | None:

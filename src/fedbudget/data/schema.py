@@ -25,7 +25,7 @@ from fedbudget.data.features import (
     Numeric,
     first_cell,
 )
-from fedbudget.data.fourier import Fourier, parse_features
+from fedbudget.data.fourier import FeatureStep, Fourier, parse_features
 from fedbudget.data.times import Time
 from fedbudget.data.unit_ball import LARGEST_NORM, check_unit_ball
 from fedbudget.data.windows import Windows
@@ -209,12 +209,13 @@ class Schema:
             scale=None if self.expansion is None else self.expansion.scale,
         )
 
-    def with_features(self, features: "str | Fourier | None") -> Self:
+    def with_features(self, features: FeatureStep) -> Self:
         """Return the schema with another feature step.
 
         Args:
             features: None or ``linear`` for none, ``fourier`` or ``fourier:COUNT`` for
-                random Fourier features of the usual scale, or a `Fourier`.
+                random Fourier features of the usual scale; a `Fourier`, or its fields
+                as in a file, ``{"kind": "fourier", "count": 500}``.
 
         >>> label = {"name": "y", "values": ["no", "yes"]}
         >>> schema = Schema.from_dict({"label": label, "features":
@@ -226,6 +227,8 @@ class Schema:
             count = parse_features(features)
             scale = self.encoding.usual_scale
             features = None if count is None else Fourier(count=count, scale=scale)
+        elif isinstance(features, Mapping):
+            features = Fourier.read(features, self.encoding.usual_scale)
         return replace(self, expansion=features)
 
     def encode(self, columns: Mapping[str, Cells], *, dense: bool = False) -> Rows:

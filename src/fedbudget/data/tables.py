@@ -25,7 +25,7 @@ from fedbudget.data.columns import (
 )
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical, Feature
-from fedbudget.data.fourier import Fourier
+from fedbudget.data.fourier import FeatureStep
 from fedbudget.data.inference import (
     MOST_CLASSES,
     MOST_NUMERIC_CLASSES,
@@ -73,7 +73,7 @@ def from_table(
     missing: Literal["error", "drop"] = "error",
     name: str | None = None,
     intercept: bool = True,
-    features: str | Fourier | None = None,
+    features: FeatureStep = None,
     order: str | None = None,
 ) -> Dataset:
     """Make a data set from a table of one row per sample.

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical, Numeric
-from fedbudget.data.fourier import Fourier
+from fedbudget.data.fourier import FeatureStep
 from fedbudget.data.partitions import own_or_even
 from fedbudget.data.schema import Schema
 from fedbudget.data.windows import Windows
@@ -37,7 +37,7 @@ def load_wisdm(
     split: str = "by-person",
     seed: int = 0,
     num_devices: int | None = None,
-    features: str | Fourier | None = None,
+    features: FeatureStep = None,
 ) -> Dataset:
     """Load the windows of the watches, partitioned by person or evenly.
 

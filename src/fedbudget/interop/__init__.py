@@ -1,6 +1,6 @@
 """Models and plans for other programs.
 
-export.py        the released model, to and from scikit-learn and ONNX
+export.py        the model, to and from scikit-learn and ONNX
 plan_schema.py   the JSON Schema of a plan
 """
 

@@ -1,4 +1,4 @@
-"""The released model with its schema: raw columns in, label names or real units out.
+"""The model with its schema: raw columns in, label names or real units out.
 
 A model knows the public schema that its rows were encoded by, so whoever uses it needs
 no other file. Formats that other programs read:
@@ -13,7 +13,9 @@ if there is an intercept. So no model has a separate intercept.
 
 import json
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import log
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -463,3 +465,33 @@ def _sklearn() -> tuple[Any, Any]:
     with needed("a scikit-learn model", "scikit-learn"):
         from sklearn import linear_model, svm
     return linear_model, svm
+
+
+PERSONAL_FOLDER = "personal"  # in a run's folder
+_PERSONAL = (
+    "personal model of device {}, fitted to its rows without noise: NOT private; it "
+    "belongs on that device alone"
+)
+
+
+def keep_personal(
+    path: str | os.PathLike[str], thetas: Array, device_names: Sequence[str]
+) -> Path:
+    """Write one .json model per device into the folder of a finished run.
+
+    Args:
+        path: The run's folder, whose model was adapted.
+        thetas: `Run.personal`: one model per device, shape (devices, params).
+        device_names: Their names. A name that is no file's name becomes a number.
+
+    Returns:
+        The folder of the files, NAME.json each.
+    """
+    released = LinearModel.from_run(path)
+    folder = Path(path) / PERSONAL_FOLDER
+    folder.mkdir(exist_ok=True)
+    for number_of, (name, theta) in enumerate(zip(device_names, thetas, strict=True)):
+        model = replace(released, theta=theta, privacy=_PERSONAL.format(shown(name)))
+        is_file_name = re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", name)
+        model.save(folder / f"{name if is_file_name else number_of}.json")
+    return folder

@@ -58,6 +58,7 @@ _DESCRIPTIONS: dict[str, str] = {
     "clip": "largest norm of a device's move in a round; null: not clipped",
     "schema": "the public encoding of the rows: columns, bounds, categories, label and "
     "units; null: not known",
+    "participation": "share of the devices that a round asks, by turns",
     "threshold": "with two classes, the probability above which the second one is "
     "predicted",
     "schema_digest": "SHA-256 of the schema's canonical JSON; null: no schema",
@@ -102,6 +103,7 @@ _LIMITS: dict[str, dict[str, Any]] = {
     "clip": {"type": ["number", "null"], "exclusiveMinimum": 0},
     "schema": {"type": ["object", "null"]},
     "threshold": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "participation": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
 }
 
 

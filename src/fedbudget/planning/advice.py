@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.checks import Array
+from fedbudget.metrics import ORDERED
 from fedbudget.planning.spectral import Spectrum
 from fedbudget.problem import Problem
 
@@ -135,6 +136,8 @@ def advice_of(measured: Mapping[str, float]) -> str | None:
 
     label, shown = metric.replace("_", " "), f"{federated:.4f}"
     if not better(metric, federated, constant):
+        if measured.get("test_auc", 0.0) >= ORDERED:
+            return ""  # a rare class: accuracies tell nothing, and cautions say it
         return (
             f"federating did not pay: {label} {shown}, no better than a constant "
             f"guess, {constant:.4f}"

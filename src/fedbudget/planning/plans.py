@@ -1,5 +1,6 @@
 """The plan: what every device will do, and what it will spend."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -52,6 +53,7 @@ _ADDED_KEYS = {
     "noise_decay": 1.0,
     "schema": None,
     "threshold": 0.5,
+    "participation": 1.0,
 }
 # Texts for people, and the range of a prediction: they do not change a run.
 _EXPLANATIONS = ("advice", "privacy", "reasons", "predicted_range")
@@ -66,7 +68,7 @@ class Plan:
     """
 
     tau: int  # local steps between two uploads
-    rounds: int  # uploads per device
+    rounds: int  # uploads per device, unless rounds ask a share of the devices
     learning_rate: float  # eta
     momentum: float  # of the server; the paper uses 0
     sampling: str  # full | fixed (without replacement) | poisson | cyclic
@@ -115,6 +117,9 @@ class Plan:
     schema: Schema | None = None
     # With two classes: the second is predicted where its probability is above this.
     threshold: float = 0.5
+    # Share of the devices that a round asks, by turns; real fleets only. Every answer
+    # is charged in full: no amplification of privacy is claimed.
+    participation: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", whole("tau", self.tau))
@@ -128,6 +133,7 @@ class Plan:
         number("lipschitz", self.lipschitz, above=0)
         number("threshold", self.threshold, above=0, below=1)
         number("noise_decay", self.noise_decay, above=0, most=1)
+        number("participation", self.participation, above=0, most=1)
         if not isinstance(self.drift_correction, bool | np.bool_):
             raise InvalidInputError(
                 f"drift_correction must be true or false, got {self.drift_correction!r}"
@@ -320,6 +326,15 @@ class Plan:
         last = self.rounds if self.last_round is None else self.last_round
         return np.where(self.weights > 0, np.minimum(last, self.rounds), 0)
 
+    @property
+    def paid_rounds(self) -> NDArray[np.int64]:
+        """The most rounds that each device carries out, and pays for; shape (M,).
+
+        Below `device_rounds` where rounds ask a share of the devices by turns.
+        """
+        size = share_size(self.participation, len(self.weights))
+        return -(-self.device_rounds * size // len(self.weights))
+
     def takes_part(self, number: int) -> NDArray[np.bool_]:
         """Return which devices take part in a round, counted from 1; shape (M,)."""
         return np.asarray(self.device_rounds >= number)
@@ -469,7 +484,7 @@ class Plan:
             lipschitz=self.lipschitz,
             batch_size=1.0 if whole_device else self.batch_size,
             noise_std=self.noise_std,
-            steps=self.tau * self.device_rounds,
+            steps=self.tau * self.paid_rounds,
             sampling_probability=self.sampling_probability,
             blocks=1 if whole_device else self.blocks,
         )
@@ -605,6 +620,16 @@ def _array(name: str, value: Any, kind: type) -> NDArray[Any]:
 def schema_of(problem: Problem) -> Schema | None:
     """Return the schema that a problem carries."""
     return Schema.from_json(problem.schema) if problem.schema else None
+
+
+def share_size(participation: float, num_devices: int) -> int:
+    """Return how many devices a round asks.
+
+    >>> share_size(0.1, 25), share_size(0.3, 10), share_size(1.0, 4)
+    (3, 3, 4)
+    """
+    # A share such as 0.3 is a hair above three tenths as a binary number.
+    return max(1, math.ceil(round(participation * num_devices, 9)))
 
 
 def current_keys(plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,8 +76,17 @@ class Accountant(ABC):
 class GaussianAccountant(Accountant):
     """Composes Gaussian mechanisms by adding mu^2, then converts to epsilon.
 
-    Sampled batches are accounted for as if every sample took part in every step:
-    valid, but too high.
+    Statement: releases of mu_1, mu_2, .. and what was spent before (`prior_mu`) are
+    together mu-GDP with mu^2 the sum of their squares, and (mu^2 / 2)-zCDP. Proof:
+    Dong, Roth and Su 2022, Corollary 3.3; Bun and Steinke 2016, Lemma 1.7. Each release
+    may depend on the answers before it, and so may its noise, as long as the sum stays
+    within a limit fixed in advance (Smith and Thakurta 2022; Koskela, Tobaben and
+    Honkela 2023; for zCDP, Whitehouse, Ramdas, Rogers and Wu 2023).
+
+    Sampled batches are accounted for as if every sample took part in every step: valid,
+    but too high. Proof: given the batches, which do not depend on the rows, a step
+    either has the replaced sample or is the same on both tables; a mixture of pairs
+    that are mu-GDP or equal is mu-GDP (joint convexity of the hockey-stick divergence).
     """
 
     name: str
@@ -109,7 +118,12 @@ class GaussianAccountant(Accountant):
         sampling_probability: ArrayLike = 1.0,
         prior_mu: ArrayLike = 0.0,
     ) -> Array:
-        """Return the least noise multiplier that keeps each device within budget."""
+        """Return the least noise multiplier that keeps each device within budget.
+
+        Statement: K releases with noise multiplier z, which is 2 / mu of each, are
+        within the budget if 4 K / z^2 + prior_mu^2 is at most mu^2 of the budget. It is
+        the composition above, solved for z, at a budget lowered by `SLACK`.
+        """
         del sampling_probability  # no amplification is claimed
         rho = floats(self.mu_from_epsilon(epsilon, delta)) ** 2 / 2
         spent = floats(prior_mu) ** 2 / 2

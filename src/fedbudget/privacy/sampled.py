@@ -27,10 +27,12 @@ class PldAccountant(Accountant):
     distribution of one step. Proof: for replacement, one sampled Gaussian step is
     dominated by the pair that dp-accounting uses, for any model; the product of
     dominating pairs dominates the adaptive composition (Zhu, Dong and Wang 2022,
-    Theorem 10). It does not hold for noise or probabilities chosen by earlier answers:
-    no such theorem is known to us, and `Ledger` claims less there. The numerical error
-    of the convolution is on the safe side: losses and truncated tails are rounded
-    towards privacy (Doroshenko et al. 2022, "connect the dots").
+    Theorem 10). What was spent before (`prior_mu`) is one more factor: the pair of a
+    Gaussian mechanism, which must not have chosen the steps' noise (`Plan` refuses it).
+    The theorem does not hold for noise or probabilities chosen by earlier answers: no
+    such theorem is known to us, and `Ledger` claims less there. The numerical error of
+    the convolution is on the safe side: losses and truncated tails are rounded towards
+    privacy (Doroshenko et al. 2022, "connect the dots").
 
     Each distinct combination of arguments is computed once: a million devices with a
     few distinct budgets and one sampling probability take as long as a few devices.
@@ -73,7 +75,11 @@ class PldAccountant(Accountant):
         sampling_probability: ArrayLike = 1.0,
         prior_mu: ArrayLike = 0.0,
     ) -> Array:
-        """Return the least noise multiplier that keeps each device within budget."""
+        """Return the least noise multiplier that keeps each device within budget.
+
+        Found by search, and on its private side: `_pld_epsilon` of the result is at
+        most epsilon. It is at most that without sampling, whose epsilon is not smaller.
+        """
         return _over_distinct(
             _pld_noise_multiplier, epsilon, delta, prior_mu, steps, sampling_probability
         )

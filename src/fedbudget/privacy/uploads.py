@@ -161,12 +161,15 @@ class NoisyUploads:
 
     @property
     def mu(self) -> Array:
-        """The run's Gaussian-DP parameter, against the server and c colluders."""
+        """The run's Gaussian-DP parameter, against the server and c colluders.
+
+        sqrt(R) p_m s_m / sqrt(V): "Composition" and "Shares" above have the proof.
+        """
         return 2 * np.sqrt(self.laps) / self.noise_multiplier
 
     @property
     def rho(self) -> Array:
-        """The zCDP of the whole run."""
+        """The zCDP of the whole run: see `NoisyGradients.rho`."""
         return self.mu**2 / 2
 
     @property
@@ -191,6 +194,10 @@ def noise_for_budget(
     prior_mu: ArrayLike = 0.0,
 ) -> Array:
     """Return sqrt(V) that each device needs in the sum; the largest serves them all.
+
+    Statement: R uploads with sqrt(V) = z p_m s_m / 2 spend what R releases with noise
+    multiplier z do: mu_m = 2 sqrt(R) / z, by "Composition" above. More noise in the sum
+    than a device needs costs it less: mu_m falls with V.
 
     Infinite for a device whose budget `prior_mu` has spent already.
     """
@@ -256,6 +263,9 @@ def move_series(
     l2: float,
 ) -> Array:
     """Return eta (1 + q^B + q^2B + ..), a term per use of a row; rounded up.
+
+    Proof: "Sensitivity" and "Disjoint batches in turn" above. 1 - q is rounded down and
+    the sum up, so that it is never below the exact one.
 
     Times 2 G / X_m it is s_m. Arrays are for many candidates or many devices.
     """

@@ -89,12 +89,14 @@ def compare(
     theta = run.theta
 
     def on_own_rows(thetas: Array) -> Array:
-        return measure_devices(data, model, thetas)[metric]
+        # Decisions by the run's threshold; a constant has no other answer.
+        threshold = run.plan.threshold
+        return measure_devices(data, model, thetas, threshold=threshold)[metric]
 
     def central() -> Array:
         baseline = centralised(data, loss=model.name)
         models[CENTRAL] = baseline.theta
-        return baseline.per_device[metric]
+        return on_own_rows(baseline.theta)
 
     models = {RUN: theta}
     parts: dict[str, Callable[[], Array]] = {
@@ -102,7 +104,7 @@ def compare(
         PERSONAL: lambda: on_own_rows(
             np.array([personal.theta for personal in adapt_all(data, model, theta)])
         ),
-        LOCAL: lambda: local_only(data, loss=model.name).per_device[metric],
+        LOCAL: lambda: on_own_rows(local_only(data, loss=model.name).theta),
         CONSTANT: lambda: constant(data, loss=model.name).per_device[metric],
         CENTRAL: central,
     }
@@ -115,7 +117,9 @@ def compare(
         metric=metric,
         device_names=data.device_names,
         per_device=per_device,
-        new_devices={} if held_out is None else _on_new(data, held_out, model, models),
+        new_devices={}
+        if held_out is None
+        else _on_new(data, held_out, model, models, run.plan.threshold),
     )
     _write(run.path / FILE, comparison)
     return comparison
@@ -128,13 +132,18 @@ def stored_comparison(run: RecordedRun) -> Comparison | None:
 
 
 def _on_new(
-    data: Dataset, held_out: Dataset, model: Loss, models: Mapping[str, Array]
+    data: Dataset,
+    held_out: Dataset,
+    model: Loss,
+    models: Mapping[str, Array],
+    threshold: float,
 ) -> dict[str, float]:
     """Measure the models, and the best constant, on devices that never trained."""
     metric = "new_loss" if data.classes is None else "new_accuracy"
     _, flat, guess = best_constant(data, model)
     measured = {
-        name: measure_new(held_out, model, theta) for name, theta in models.items()
+        name: measure_new(held_out, model, theta, threshold=threshold)
+        for name, theta in models.items()
     }
     measured[CONSTANT] = measure_new(without_features(held_out), flat, guess)
     return {name: values[metric] for name, values in measured.items()}

@@ -31,8 +31,8 @@ from fedbudget.text import counted, span
 
 _MAX_DEVICE_ROWS = 200  # of more devices, the table shows minimum, median and maximum
 _EXPLAINED = {
-    RUN: "the released model",
-    PERSONAL: "the released model, adapted by each device to its own rows; the "
+    RUN: "the model of this run",
+    PERSONAL: "that model, adapted by each device to its own rows; the "
     "adapted models stay on the devices",
     LOCAL: "each device trains on its own rows only; nothing is sent",
     CONSTANT: "the best constant guess, which uses no feature",
@@ -82,7 +82,7 @@ def run_page(
         pages.heading("Plan"),
         *_plan(run.plan),
         pages.heading("Privacy guarantee"),
-        *_guarantee(run),
+        *_guarantee(run, comparison),
         *_metrics(run),
         *_curves(run, comparison),
         pages.heading("Alternatives"),
@@ -189,7 +189,7 @@ def _plan(plan: Plan) -> Iterator[Text]:
         f"A step uses {batch} and {noise}.{upload} The server averages the models with "
         f"weights {span(plan.weights)}{server} and momentum {plan.momentum:.2g}. After "
         f"{counted(plan.rounds, 'round')} ({plan.steps} steps in total), the model is "
-        "released."
+        "final."
     )
     yield pages.paragraph(
         f"Planner: {plan.planner}. Loss: {plan.loss}. Planned cost per device: "
@@ -198,7 +198,7 @@ def _plan(plan: Plan) -> Iterator[Text]:
     yield pages.bullets(reason for reason in plan.reasons if reason != plan.advice)
 
 
-def _guarantee(run: RecordedRun) -> Iterator[Text]:
+def _guarantee(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text]:
     privacy = run.privacy
     yield pages.paragraph(str(privacy), kind="bad" if np.isinf(privacy.epsilon) else "")
     yield pages.table(
@@ -218,6 +218,15 @@ def _guarantee(run: RecordedRun) -> Iterator[Text]:
             "were computed directly on the devices' own rows, as only a simulation "
             "can. If the rows are private, do not publish this page or the model: a "
             "fleet, or `fedbudget train --release`, makes one that can be published.",
+            kind="note",
+        )
+    elif comparison is not None:
+        yield pages.paragraph(
+            "The guarantee of this release is for the model, not for this page: its "
+            "accuracies, those of the alternatives and the advice were computed "
+            "directly on the devices' own rows, without noise. If the rows are "
+            "private, publish the model only; `--no-compare` makes a page without "
+            "them.",
             kind="note",
         )
 

@@ -1,6 +1,7 @@
 """Devices in this process: their ledgers, which every round is charged to, once."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import replace
 from hashlib import sha256
 
@@ -163,17 +164,32 @@ class ChargedDevices(ABC):
         self.ledger.charge_release(name, charge)
         return name
 
-    def catch_up(self, order: Order) -> None:
+    def catch_up(self, order: Order, refused: Collection[int] = ()) -> None:
         """Charge the ledgers for the completed rounds of an interrupted run.
 
         Rounds that these devices ran themselves are charged already.
+
+        Args:
+            order: The next one.
+            refused: Devices that refused one of those rounds.
+
+        Raises:
+            InvalidInputError: Another device cannot pay for what it has released: its
+                ledger would state less than that.
         """
         plan, self._stream = order.plan, self._stream_of(order)
         for done in range(order.number - 1):
             earlier = replace(order, number=done + 1)
             key = self._stream, earlier.first_step, self._digest_of(plan)
             if key not in self._charged:
-                self._pay(earlier, plan.takes_part(earlier.number))
+                selected = plan.takes_part(earlier.number)
+                unpaid = selected & ~self._pay(earlier, selected)
+                for m in set(np.flatnonzero(unpaid).tolist()) - set(refused):
+                    raise InvalidInputError(
+                        f"device {m} has released round {earlier.number} of this run, "
+                        "which its present budget does not pay for: resume with the "
+                        "budgets that the run was begun with"
+                    )
 
     def _select_stream(self, order: Order) -> None:
         """Select the stream of a round: never one that drew its steps before."""

@@ -21,9 +21,9 @@ from fedbudget.simulation.charging import ChargedDevices
 from fedbudget.simulation.dissimilarity import device_gradient
 from fedbudget.simulation.kernels.runs import RoundPlan
 from fedbudget.simulation.lookahead import Lookahead, Setting
-from fedbudget.simulation.measuring import measure_details, measure_new
+from fedbudget.simulation.measuring import accuracies, measure_details, measure_new
 from fedbudget.simulation.packing import packed_rows
-from fedbudget.simulation.personal import measure_personal
+from fedbudget.simulation.personal import adapt_all, measure_adapted
 from fedbudget.training import Order, Replies
 
 
@@ -72,6 +72,7 @@ class SimulatedDevices(ChargedDevices):
         self.seed = seed_number(seed)
         self._loss: Loss | None = None  # of the last run
         self._threshold = 0.5  # of its decisions
+        self.personal: Array | None = None  # models of `measure_personal`
         self._ahead = Lookahead(data)
         self._last_setting: tuple[Plan | None, Bools | None, Setting | None]
         self._last_setting = None, None, None
@@ -100,7 +101,7 @@ class SimulatedDevices(ChargedDevices):
         """
         check_plan(plan, self.data)
         self._admit(plan)
-        self._loss, self._threshold = plan.model, plan.threshold
+        self._loss, self._threshold, self.personal = plan.model, plan.threshold, None
         packed_rows(self.data.train, plan.model)
         self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
 
@@ -142,9 +143,13 @@ class SimulatedDevices(ChargedDevices):
         """Return loss and accuracy as means over the devices; not private."""
         loss = self._trained_loss()
         measured = self._ahead.measure(loss, theta)
+        if self._threshold != 0.5:
+            measured |= accuracies(self.data, loss, theta, self._threshold)
         if self._new_devices is None:
             return measured
-        return measured | measure_new(self._new_devices, loss, theta)
+        return measured | measure_new(
+            self._new_devices, loss, theta, threshold=self._threshold
+        )
 
     def measure_details(self, theta: Array) -> dict[str, float]:
         """Return metrics beyond loss and accuracy, on the test rows; not private."""
@@ -156,7 +161,10 @@ class SimulatedDevices(ChargedDevices):
 
         The result also has local-only models and the best constant guess.
         """
-        return measure_personal(self.data, self._trained_loss(), theta)
+        loss = self._trained_loss()
+        adapted = adapt_all(self.data, loss, theta)
+        self.personal = np.array([model.theta for model in adapted])
+        return measure_adapted(self.data, loss, adapted, threshold=self._threshold)
 
     def _trained_loss(self) -> Loss:
         if self._loss is None:
@@ -234,6 +242,11 @@ def check_plan(plan: Plan, data: Dataset) -> None:
         raise InvalidInputError(
             f"the plan is for rows of {plan.dim} columns, the data have "
             f"{data.dim}: plan again for these data"
+        )
+    if plan.participation != 1:
+        raise InvalidInputError(
+            f"the plan asks {plan.participation:g} of the devices in a round, which "
+            "only real fleets do: plan for all of them"
         )
     data.check_loss(plan.loss)
     if plan.loss == "softmax" and plan.num_classes != data.num_classes:

@@ -14,7 +14,7 @@ from fedbudget.checks import Array
 from fedbudget.data import Dataset, Part
 from fedbudget.data.dataset import all_rows
 from fedbudget.data.features import Numeric
-from fedbudget.losses import Floats, Loss
+from fedbudget.losses import Floats, Labels, Loss
 from fedbudget.metrics import class_metrics, value_metrics
 from fedbudget.simulation.kernels.layouts import LANE_BLOCK, RUN, Single
 from fedbudget.simulation.kernels.runs import (
@@ -47,7 +47,25 @@ def measure(data: Dataset, loss: Loss, theta: Array) -> dict[str, float]:
     return measured
 
 
-def measure_new(data: Dataset, loss: Loss, theta: Array) -> dict[str, float]:
+def hits(loss: Loss, scores: Floats, y: Labels, threshold: float = 0.5) -> Array:
+    """Return 1 for each row whose class is predicted, else 0.
+
+    Args:
+        loss: It says what the scores are.
+        scores: Shape (n,) or (n, C).
+        y: Class indices.
+        threshold: Of two classes, the probability above which it is the second.
+    """
+    if threshold == 0.5:
+        return np.asarray(loss.predictions(scores) == y, dtype=np.float64)
+    margin = scores[:, 1] - scores[:, 0] if scores.ndim == 2 else scores
+    cut = log(threshold / (1 - threshold))
+    return np.asarray((margin > cut) == y, dtype=np.float64)
+
+
+def measure_new(
+    data: Dataset, loss: Loss, theta: Array, *, threshold: float = 0.5
+) -> dict[str, float]:
     """Measure a model on all rows of devices that never trained; not private.
 
     Returns:
@@ -57,7 +75,7 @@ def measure_new(data: Dataset, loss: Loss, theta: Array) -> dict[str, float]:
     scores = loss.scores(theta, part.x)
     measured = {"new_loss": device_mean(part, loss.losses(scores, part.y))}
     if data.classes is not None:
-        correct = (loss.predictions(scores) == part.y).astype(np.float64)
+        correct = hits(loss, scores, part.y, threshold)
         measured["new_accuracy"] = device_mean(part, correct)
     return measured
 
@@ -90,25 +108,24 @@ def measure_details(
     own = class_metrics(loss.name, scores, test.y, data.classes, cut=cut)
     measured = {f"test_{name}": value for name, value in own.items()}
     frequent = np.bincount(labels, minlength=len(data.classes)).argmax()
-    hits = (test.y == frequent).astype(np.float64)
-    measured["constant_test_accuracy"] = device_mean(test, hits)
+    constant_hits = (test.y == frequent).astype(np.float64)
+    measured["constant_test_accuracy"] = device_mean(test, constant_hits)
     if threshold != 0.5:
-        measured |= _accuracies(data, loss, theta, cut)
+        measured |= accuracies(data, loss, theta, threshold)
     return measured
 
 
-def _accuracies(
-    data: Dataset, loss: Loss, theta: Array, cut: float
+def accuracies(
+    data: Dataset, loss: Loss, theta: Array, threshold: float
 ) -> dict[str, float]:
-    """Return the accuracies with another cut than 0 between two classes."""
+    """Return the accuracies of decisions by a threshold between two classes."""
     measured = {}
     for name, part in (("validation", data.validation), ("test", data.test)):
         if len(part) == 0:
             continue
         scores = loss.scores(theta, part.x)
-        margin = scores[:, 1] - scores[:, 0] if scores.ndim == 2 else scores
-        hits = ((margin > cut) == part.y).astype(np.float64)
-        measured[f"{name}_accuracy"] = device_mean(part, hits)
+        correct = hits(loss, scores, part.y, threshold)
+        measured[f"{name}_accuracy"] = device_mean(part, correct)
     return measured
 
 
@@ -223,7 +240,9 @@ def _in_lanes(models: Array, per_group: int, lanes: int) -> Single:
     return padded.reshape(groups, -1)
 
 
-def measure_devices(data: Dataset, loss: Loss, theta: Array) -> dict[str, Array]:
+def measure_devices(
+    data: Dataset, loss: Loss, theta: Array, *, threshold: float = 0.5
+) -> dict[str, Array]:
     """Measure one model, or one per device, on every device's own rows; not private.
 
     Returns:
@@ -235,7 +254,7 @@ def measure_devices(data: Dataset, loss: Loss, theta: Array) -> dict[str, Array]
         scores = _scores(part, loss, theta)
         measured[f"{name}_loss"] = device_means(part, loss.losses(scores, part.y))
         if data.classes is not None:
-            correct = (loss.predictions(scores) == part.y).astype(np.float64)
+            correct = hits(loss, scores, part.y, threshold)
             measured[f"{name}_accuracy"] = device_means(part, correct)
     return measured
 

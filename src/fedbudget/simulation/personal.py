@@ -104,7 +104,13 @@ def measure_personal(data: Dataset, loss: Loss, theta: Array) -> dict[str, float
         "personal_test_accuracy", "alone_test_accuracy", "constant_test_accuracy" and
         so on: means over the devices' own rows; not private.
     """
-    adapted = adapt_all(data, loss, theta)
+    return measure_adapted(data, loss, adapt_all(data, loss, theta))
+
+
+def measure_adapted(
+    data: Dataset, loss: Loss, adapted: Sequence[Personal], *, threshold: float = 0.5
+) -> dict[str, float]:
+    """Measure the models of devices that have adapted one: see `measure_personal`."""
     models = {
         "personal": np.array([personal.theta for personal in adapted]),
         "alone": np.array([personal.own for personal in adapted]),
@@ -112,7 +118,9 @@ def measure_personal(data: Dataset, loss: Loss, theta: Array) -> dict[str, float
     measured = {
         f"{name}_{metric}": value
         for name, model in models.items()
-        for metric, value in means(measure_devices(data, loss, model)).items()
+        for metric, value in means(
+            measure_devices(data, loss, model, threshold=threshold)
+        ).items()
     }
     guess = means(measure_devices(*best_constant(data, loss)))
     return measured | {f"constant_{metric}": value for metric, value in guess.items()}

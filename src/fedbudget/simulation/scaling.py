@@ -1,29 +1,32 @@
-"""Bounds from one charged query: where the values of every number lie.
+"""Bounds from a charged query in two parts: where the values of every number lie.
 
 Public bounds that are too wide ruin a model: all rows look alike. With
-`scale="private"`, every device answers one query before the run; its answer narrows the
-bounds, which are then a public part of the schema.
+`scale="private"`, every device answers a query before the run; its answer narrows the
+bounds, which are then a public part of the schema. The query has two parts, with half
+of its privacy each: the second cuts the range that the first left.
 
-*Query.* The range of each of D numbers (the features, and the label of a regression) is
-cut into bins: as many of `BINS` as the noise, which is public, allows. A row becomes u:
-for each number 1 / sqrt(D) in the bin of its value, 0 elsewhere. |u| = 1, and u depends
-on no other row. A device sends the mean of u over its N training rows with Gaussian
-noise: the gradient of the hinge loss at theta = 0 on the rows u with label +1, negated.
+*A part.* The range of each of D numbers (the features, and the label of a regression)
+is cut into bins: as many of `BINS` as the noise, which is public, allows. A row becomes
+u: for each number 1 / sqrt(D) in the bin of its value, 0 elsewhere. |u| = 1, and u
+depends on no other row. A device sends the mean of u over its N training rows with
+Gaussian noise: the gradient of the hinge loss at theta = 0 on the rows u with label +1,
+negated.
 
 *Statement.* With noise of standard deviation 2 / (N mu) per coordinate, the answer is
-mu Gaussian DP for the replacement of one sample, and the query with a run of mu' is
-sqrt(mu^2 + mu'^2) Gaussian DP.
+mu Gaussian DP for the replacement of one sample; both parts with a run of mu' are
+sqrt(2 mu^2 + mu'^2) Gaussian DP.
 
 *Proof.* Replacing a sample moves the mean of u by at most 2 / N in norm (triangle
 inequality, |u| <= 1), so it is the Gaussian mechanism with mu (Dong, Roth and Su 2022).
-The bounds are post-processing. The run depends on the rows through the encoding by
-these bounds; for *any* bounds each row is encoded on its own into the unit ball, so the
-sensitivity of every later step is what the account assumes, and adaptive composition
-adds the squares.
+The bounds are post-processing. The second part and the run depend on the rows through
+the encoding by these bounds; for *any* bounds each row is encoded on its own into the
+unit ball, so the sensitivity of every later step is what the account assumes, and
+adaptive composition adds the squares.
 
 *Bounds.* The shares of all devices are averaged with the weights of their rows. From
-either end, bins are cut while their sum is within `TAIL` plus three times its noise:
-what is beyond is clipped, as values beyond public bounds are.
+either end, bins are cut while their sum is within `TAIL` plus `DEVIATIONS` times its
+noise: what is beyond is clipped, as values beyond public bounds are. Labels of test
+rows are not clipped: errors are those of the true numbers.
 """
 
 from collections.abc import Mapping
@@ -46,6 +49,11 @@ from fedbudget.simulation.dissimilarity import GradientRelease, check_query_unit
 BINS = (32, 16, 8, 4)
 LARGEST_NOISE = 0.12  # in the sum of all bins of a number
 TAIL = 0.005  # share of the rows that may be clipped at either end
+# Deviations of the noise in a sum of bins that may be nothing but noise, for each part
+# of the query. A bound that is too wide by mistake ruins a model after the first part,
+# and hardly matters after the second; one that is too narrow clips rows.
+DEVIATIONS = (3.0, 2.5)
+PARTS = len(DEVIATIONS)
 SHARE = 0.2  # of each device's privacy budget (mu squared) that the query spends
 
 
@@ -65,13 +73,16 @@ class PrivateScale:
     """Data under narrower bounds, and what the query has spent."""
 
     data: Dataset  # encoded again
-    mu: Array  # of the query, per device
+    mu: Array  # of the whole query, per device
     cost: Array
-    release: str  # its name: ledgers count it once
+    releases: tuple[str, ...]  # the names of its parts: ledgers count each once
 
     def problem(self, **options: Any) -> Problem:
         """Return the shape of the data; plans for it spend what is left."""
-        return self.data.problem(**options).with_spending(self.mu, self.release)
+        problem = self.data.problem(**options)
+        for name in self.releases:
+            problem = problem.with_spending(self.mu / np.sqrt(PARTS), name)
+        return problem
 
     def plan(
         self, problem: Problem, budget: Budget, prices: Prices, **options: Any
@@ -94,7 +105,7 @@ def scale_privately(
     Args:
         devices: Devices of the data under public bounds, which are charged.
         budget: The budget of every device, for the query and the run together.
-        prices: The prices that devices pay: the query costs one step and one upload.
+        prices: The prices that devices pay: a part costs one step and one upload.
         share: Share of each device's privacy budget (mu squared) that the query spends.
 
     Raises:
@@ -104,17 +115,40 @@ def scale_privately(
     """
     number("share", share, above=0, below=1)
     data = devices.data
-    schema = _rescalable(data)
+    _rescalable(data)
     check_query_unit(budget)
     sizes = data.num_samples
     epsilon, delta, _ = budget.for_rows(sizes).per_device(data.num_devices)
     mu = np.sqrt(share) * GDP.mu_from_epsilon(epsilon, delta)
     within("mu of the query", mu, above=0, remedy="raise epsilon")
-    loss = loss_named("hinge")
-    std = 2 * loss.lipschitz / (sizes * mu)
     cost = np.broadcast_to(
         prices.run_cost(rounds=1, tau=1, batch_size=sizes), (data.num_devices,)
     )
+    releases = []
+    for deviations in DEVIATIONS:
+        data, name = _narrow(
+            devices, data, mu / np.sqrt(PARTS), np.asarray(cost), deviations
+        )
+        releases.append(name)
+    return PrivateScale(
+        data=data, mu=mu, cost=PARTS * np.asarray(cost), releases=tuple(releases)
+    )
+
+
+def _narrow(
+    devices: ScaledDevices, data: Dataset, mu: Array, cost: Array, deviations: float
+) -> tuple[Dataset, str]:
+    """Ask one part of the query; return the data under narrower bounds, and its name.
+
+    Args:
+        devices: They are charged, and answer about these rows.
+        data: Their rows under the bounds so far.
+        mu: What the part spends, per device.
+        cost: Likewise.
+        deviations: As for `narrowed`.
+    """
+    schema, sizes, loss = _rescalable(data), data.num_samples, loss_named("hinge")
+    std = 2 * loss.lipschitz / (sizes * mu)
     names = _numbers(schema)
     weights = sizes / sizes.sum()
     scale = np.sqrt(len(names)) / LARGEST_NORM
@@ -125,18 +159,15 @@ def scale_privately(
     release = devices.noisy_gradients_on(rows, loss, std, cost=cost)
     shares = (-scale * (weights @ release.gradients)).reshape(len(names), bins)
     bounds = {
-        name: narrowed(kind, shares[i], noise)
+        name: narrowed(kind, shares[i], noise, deviations)
         for i, (name, kind) in enumerate(names.items())
     }
-    return PrivateScale(
-        data=_encoded_again(data, schema, bounds),
-        mu=mu,
-        cost=np.asarray(cost),
-        release=release.name,
-    )
+    return _encoded_again(data, schema, bounds), release.name
 
 
-def narrowed(kind: Numeric, shares: Array, noise: float) -> Numeric:
+def narrowed(
+    kind: Numeric, shares: Array, noise: float, deviations: float = 3.0
+) -> Numeric:
     """Return bounds that leave out bins at both ends that hold nothing but noise.
 
     >>> shares = np.zeros(32)
@@ -144,7 +175,8 @@ def narrowed(kind: Numeric, shares: Array, noise: float) -> Numeric:
     >>> narrowed(Numeric(0, 320), shares, 1e-3)
     Numeric(low=0.0, high=20.0, missing=None, unit='')
     """
-    first, last = _cut(shares, noise), len(shares) - _cut(shares[::-1], noise)
+    limit = noise * deviations
+    first, last = _cut(shares, limit), len(shares) - _cut(shares[::-1], limit)
     if first >= last:  # nothing but noise
         return kind
     edges = np.linspace(kind.low, kind.high, len(shares) + 1)
@@ -154,10 +186,10 @@ def narrowed(kind: Numeric, shares: Array, noise: float) -> Numeric:
     return replace(kind, low=low, high=high)
 
 
-def _cut(shares: Array, noise: float) -> int:
+def _cut(shares: Array, limit: float) -> int:
     """Return how many bins at the beginning hold a small part of the rows."""
-    limit = TAIL + 3 * noise * np.sqrt(np.arange(1, len(shares) + 1))
-    above = np.cumsum(shares) > limit
+    limits = TAIL + limit * np.sqrt(np.arange(1, len(shares) + 1))
+    above = np.cumsum(shares) > limits
     return int(np.argmax(above)) if above.any() else len(shares)
 
 
@@ -255,7 +287,10 @@ def _encoded_again(
         x = (rows * (LARGEST_NORM / np.maximum(norms, 1.0))).astype(np.float32)
         y = part.y
         if isinstance(schema.target, Numeric) and isinstance(target, Numeric):
-            y = target.encode(schema.label, schema.target.decode(np.asarray(part.y)))
+            raw = schema.target.decode(np.asarray(part.y))
+            middle, top = target.decode(np.array([0.0, 1.0]))
+            y = (raw - middle) / (top - middle)
+            y = np.clip(y, -1.0, 1.0) if part is data.train else y
         return replace(part, x=x, y=y)
 
     return replace(

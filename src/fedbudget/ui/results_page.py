@@ -69,13 +69,17 @@ def results_page(root: Path) -> None:
         width="stretch",
         height=400,
     )
+    rows = [summary(run) for run in selected]
+    columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     st.dataframe(
-        [summary(run) for run in selected],
+        [{name: row[name] for name in columns} for row in rows],
         width="stretch",
         hide_index=True,
         column_config={
-            "accuracy": st.column_config.NumberColumn(format="%.4f"),
-            "test loss": st.column_config.NumberColumn(format="%.4f"),
+            **dict.fromkeys(
+                ("accuracy", "a constant's", "AUC", "R2", "test loss"),
+                st.column_config.NumberColumn(format="%.4f"),
+            ),
             "epsilon": st.column_config.NumberColumn(format="%.4g"),
         },
     )

@@ -380,7 +380,7 @@ def _show_round(folder: RunFolder) -> None:
     epsilon, cost = largest(last.epsilon), largest(last.cost)
     planned = largest(plan.epsilon), largest(plan.cost)
     for caution in cautions(folder.run.last_measured):
-        st.warning(caution)
+        st.warning(f"{caution[:1].upper()}{caution[1:]}.")
     constant = folder.run.last_measured.get(f"constant_{measure}")
     with st.container(key="cards-run"):
         st.metric(
@@ -392,9 +392,7 @@ def _show_round(folder: RunFolder) -> None:
             border=True,
         )
         st.metric(
-            "Epsilon spent"
-            if folder.run.kind == "release"
-            else "Epsilon devices would spend",
+            "Epsilon spent" if folder.run.kind == "release" else "Epsilon, if released",
             epsilon_text(epsilon),
             border=True,
             help=f"Maximum over the devices. Planned: {rounded_up(planned[0])}."

@@ -222,6 +222,12 @@ def _budgets(drafted: Draft) -> Iterator[str]:
     yield "[train]"
     yield f"seed = {SEED}  # of the partition, the split and the noise"
     yield "# personal = true  # adapt the model on each device to its own rows"
+    yield "# keep = true  # and keep these models; NOT private"
+    yield '# scale = "private"  # narrow wide bounds by a noisy query'
+    if (classes := drafted.schema.classes) is not None and len(classes) == 2:
+        rare = f"{one_line(classes[0])}=0.97,{one_line(classes[1])}=0.03"
+        yield f"# class_shares = {_text(rare)}  # publicly known"
+        yield '# threshold = "shares"  # for a rare class; or "measure", or a number'
     yield '# out = "runs/first"  # save the run in this folder'
 
 

@@ -122,8 +122,8 @@ def run(
         float,
         typer.Option(
             parser=parse_number,
-            help="Share of the devices that a round asks, by turns; the others are not "
-            "charged.",
+            help="Share of the devices that a round asks, by turns. Planned: there are "
+            "more rounds, and a device pays only for those that ask it.",
             rich_help_panel=RUN,
         ),
     ] = PARTICIPATION,
@@ -381,6 +381,7 @@ def evaluate(
             epsilon=epsilon,
             measure=measure or usual,
             seconds=seconds,
+            authority=Path(certs) / "ca.pem",
         )
     path = evaluation.keep(Path(folder), result)
     if as_json:

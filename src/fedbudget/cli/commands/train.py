@@ -87,6 +87,7 @@ from fedbudget.data import Dataset, hold_out
 from fedbudget.data.partitions import SEED
 from fedbudget.data.row_weights import balanced_threshold, read_shares, weight_rows
 from fedbudget.errors import InvalidInputError, NotPrivateWarning
+from fedbudget.interop.export import PERSONAL_FOLDER, keep_personal
 from fedbudget.planning import Plan
 from fedbudget.planning.settings import ACCOUNTANT, PLANNER, SAMPLING, TARGET, WEIGHTING
 from fedbudget.privacy import Kind, rounded_up
@@ -141,11 +142,21 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = False,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep",
+            help="With --personal and --out: write every device's own model to "
+            "personal/NAME.json in the run's folder. These are NOT private: each "
+            "belongs on its device alone.",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
     scale: Annotated[
         str | None,
         typer.Option(
             metavar="private",
-            help="private: before the run, devices say by one noisy query where their "
+            help="private: before the run, devices say by a noisy query where their "
             "numbers lie, charged to privacy (a fifth of mu squared) and cost; "
             "narrower bounds replace those of the schema. For tables. Default: public "
             "bounds.",
@@ -271,6 +282,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train on simulated devices, or release a model; devices enforce their budgets."""
+    _check_keep(keep=keep, personal=personal, out=out)
     measure = dissimilarity == "measure"
     if measure and threshold == "measure":
         raise InvalidInputError(
@@ -404,6 +416,8 @@ def train(
             measure_every=measure_every,
             on_round=on_round,
         )
+    if keep and out is not None and run.personal is not None:
+        keep_personal(out, run.personal, dataset.device_names)
     if as_json:
         seconds = time.perf_counter() - started
         print_json(plan.to_dict() | _result(run, out, seconds) | about(source))
@@ -411,6 +425,21 @@ def train(
     from fedbudget.cli.views.run import show_run  # rich's tables, only where shown
 
     show_run(source, budget, run, record=out)
+    if keep:
+        typer.echo(
+            f"personal models: {out}/{PERSONAL_FOLDER}/NAME.json, one per device; NOT "
+            "private, each belongs on its device alone"
+        )
+
+
+def _check_keep(*, keep: bool, personal: bool, out: str | None) -> None:
+    """Refuse to keep models that are not made, or have no folder."""
+    if keep and not (personal and out):
+        raise InvalidInputError(
+            "--keep writes personal models into the run's folder: give --personal and "
+            "--out FOLDER, too",
+            argument="keep",
+        )
 
 
 def _check_scale(scale: str, data: str | None, *, others: bool) -> None:

@@ -36,7 +36,7 @@ _DONE = {"simulation": "Simulated", "release": "Released"}
 MEANS = "mean over each device's own rows, then over the devices that have any"
 
 
-# The released model and, with --personal, its baselines; each with its prefix.
+# The model and, with --personal, its baselines; each with its prefix.
 _MODELS = {
     "global": "",
     "personal": "personal_",

@@ -9,6 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,6 +50,7 @@ from fedbudget.fleet.coordinator.rounds import (
 from fedbudget.fleet.coordinator.spending import Tally
 from fedbudget.fleet.coordinator.sum_rounds import grid_of_plan, terms_of_plan
 from fedbudget.fleet.transport.channel import Channel, Message
+from fedbudget.fleet.transport.reply_signatures import ReplyKeys
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.framing import Joiner, split
@@ -115,6 +117,8 @@ class FleetDevices:
         participation: Share of the devices that a round asks, by turns.
         precision: Of the models that are sent.
         roster: Stores declarations and connection states that arrive during the run.
+        authority: Of the devices' certificates: replies must be signed with them.
+            None: signatures are not checked.
     """
 
     kind: Kind = "release"  # each device adds exact noise before it answers
@@ -135,6 +139,7 @@ class FleetDevices:
         participation: float = PARTICIPATION,
         precision: str = PRECISION,
         roster: Roster | None = None,
+        authority: Path | None = None,
     ) -> None:
         within("deadline", deadline, above=0)
         one_of("precision", precision, tuple(PRECISIONS))
@@ -148,6 +153,8 @@ class FleetDevices:
         self.roster = Roster() if roster is None else roster
         self._channel, self._signer = channel, signer
         self._checkpoints = checkpoints
+        self._authority = authority
+        self._keys = ReplyKeys(self.declarations, authority)
         self._run: StoredRun | None = None
         self._offers: dict[str, bytes] = {}  # signed, by device
         self._shift_limit: ShiftLimit | None = None
@@ -424,7 +431,7 @@ class FleetDevices:
                 raise MessageError(f"refused, {self.roster.clones[device]}")
             payload = self._joiner.add(device, message.payload)
             if payload is not None:
-                current.take(device, payload)
+                current.take(device, self._keys.open(device, payload))
         except CloneError as error:
             self.roster.refuse(device, str(error))
             current.drop(device, str(error))

@@ -22,6 +22,7 @@ from fedbudget.files import whole_file
 from fedbudget.fleet.coordinator.checkpoints import StoredRun
 from fedbudget.fleet.coordinator.rounds import read_reply
 from fedbudget.fleet.transport.channel import Channel
+from fedbudget.fleet.transport.reply_signatures import ReplyKeys
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.evaluation import (
     CORRECT,
@@ -144,6 +145,7 @@ def evaluate(
     epsilon: float,
     measure: str,
     seconds: float,
+    authority: Path | None = None,
 ) -> Evaluation:
     """Ask the devices of a run, collect their answers, and return the estimates.
 
@@ -155,6 +157,8 @@ def evaluate(
         epsilon: That an answer costs each device.
         measure: correct, per-class or squared-error.
         seconds: To wait for answers.
+        authority: Of the devices' certificates, with which answers must be signed;
+            None: signatures are not checked.
 
     Raises:
         TrainingError: No device has answered.
@@ -179,7 +183,8 @@ def evaluate(
         precision="float64",
         theta=theta_to_bytes(theta, "float64"),
     )
-    answers, refused = _collect(channel, signer.sign(order), order, selected, seconds)
+    keys = ReplyKeys(selected, authority)
+    answers, refused = _collect(channel, signer.sign(order), order, keys, seconds)
     if not answers:
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
         raise TrainingError(
@@ -209,13 +214,13 @@ def _collect(
     channel: Channel,
     payload: bytes,
     order: EvaluationOrder,
-    selected: Sequence[Declaration],
+    keys: ReplyKeys,
     seconds: float,
 ) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the answers and the refusals, by device; no order stays at the broker."""
     answers: dict[str, Array] = {}
     refused: dict[str, str] = {}
-    names = {d.device for d in selected}
+    names = keys.devices
     length = num_values(order.measure, order.num_classes)
     pieces = split(topics.order(order.evaluation), payload)
     for topic, piece in pieces:
@@ -233,7 +238,8 @@ def _collect(
             kind, device = topics.parse(message.topic)
             if kind == "reply" and device in names:
                 run = order.evaluation
-                reply = read_reply(message.payload, device=device, run=run)
+                body = keys.open(device, message.payload)
+                reply = read_reply(body, device=device, run=run)
                 if reply is not None and reply.theta is not None:
                     answers[device] = theta_from_bytes(reply.theta, "float64", length)
                 elif reply is not None and device not in answers:

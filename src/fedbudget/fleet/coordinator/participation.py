@@ -12,7 +12,6 @@ Asked are the devices that the plan has in the round, but for
 - those that are refused, because there seem to be two of them.
 """
 
-import math
 import random
 from collections.abc import Container, Iterable, Sequence
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbudget.errors import TrainingError
+from fedbudget.planning.plans import share_size
 
 _LONGEST_PAUSE = 64  # rounds
 
@@ -65,7 +65,7 @@ class Participation:
 
     def _has_turn(self, round: int) -> NDArray[np.bool_]:
         count = len(self._names)
-        size = math.ceil(self._share * count)
+        size = share_size(self._share, count)
         return np.asarray((self._turns - (round - 1) * size) % count < size)
 
     def closed(

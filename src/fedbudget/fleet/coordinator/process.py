@@ -18,7 +18,7 @@ from typing import Any
 from fedbudget.budget import Budget
 from fedbudget.checks import number, one_of, whole, within
 from fedbudget.data.schema import Schema
-from fedbudget.errors import RecordError
+from fedbudget.errors import InvalidInputError, RecordError
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
@@ -101,6 +101,11 @@ class Settings:
         whole("minimum", self.minimum)
         for name in ("quorum", "participation"):
             number(name, getattr(self, name), above=0, most=1)
+        if self.trust == "sum" and self.participation != 1:
+            raise InvalidInputError(
+                f"participation {self.participation:g} is not for sums, which ask all "
+                "devices in every round: leave it out"
+            )
         if self.devices is not None:
             whole("devices", self.devices, least=self.minimum)
         if self.status_port is not None:
@@ -168,9 +173,7 @@ def run_server(
             )
             if settings.schema is not None:
                 plan = replace(plan, schema=settings.schema)
-            kind, extra = FleetDevices, {}
-            if plan.trust == "sum":
-                kind, extra = SumDevices, {"authority": _authority(settings)}
+            kind = SumDevices if plan.trust == "sum" else FleetDevices
             devices = kind(
                 channel,
                 declarations,
@@ -181,10 +184,10 @@ def run_server(
                 minimum=settings.minimum,
                 patience=settings.patience,
                 quorum=settings.quorum,
-                participation=settings.participation,
+                participation=plan.participation,
                 precision=settings.precision,
                 roster=roster,
-                **extra,
+                authority=_authority(settings),
             )
             folder = settings.out / "run"
             if (folder / "model.npz").exists():
@@ -304,6 +307,8 @@ def _make_plan(
             planner=settings.planner,
             roster=roster,
             promise=settings.promise,
+            participation=settings.participation,
+            authority=_authority(settings),
             schema=None if settings.schema is None else settings.schema.digest,
         )
         return plan, [by_name[declaration.device] for declaration in selected]

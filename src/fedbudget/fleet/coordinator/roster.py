@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,12 @@ from fedbudget.errors import (
     TrainingError,
 )
 from fedbudget.fleet.transport.channel import Channel, Message
+from fedbudget.fleet.transport.reply_signatures import ReplyKeys
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.messages import MAX_NOTICE, WIRE, Declaration, Notice
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import Plan, plan
+from fedbudget.planning.plans import share_size
 from fedbudget.planning.settings import PLANNER
 from fedbudget.problem import USUAL_DISSIMILARITY, Problem
 from fedbudget.version import __version__
@@ -343,12 +346,17 @@ def plan_fleet(
     roster: Roster | None = None,
     schema: str | None = None,
     promise: Mapping[str, Any] | None = None,
+    participation: float = 1.0,
+    authority: Path | None = None,
 ) -> tuple[Plan, list[Declaration]]:
     """Plan for the devices that can take part together; return the plan and them.
 
     The others are logged with the reason, and noted in the roster for their notices.
     `schema` is the digest of the one that devices must have, if it is known; `promise`
-    has arguments of a `Budget`: trust, unit, least answers and colluders.
+    has arguments of a `Budget`: trust, unit, least answers and colluders. With a
+    `participation` below 1, every device spends what it declares over more rounds, each
+    of which asks that share of them. Devices must have certificates of the
+    `authority`, if it is given, to sign their replies.
 
     Raises:
         InfeasibleBudgetError: No device can take part.
@@ -356,6 +364,8 @@ def plan_fleet(
     roster = Roster() if roster is None else roster
     declarations = _logged(_select(declarations, roster.clones), roster)
     declarations = _logged(_with_our_messages(declarations), roster)
+    unsigned = ReplyKeys(declarations, authority).problems
+    declarations = _logged(_select(declarations, unsigned), roster)
     declarations = _logged(_with_schema(declarations, schema), roster)
     trust = str((promise or {}).get("trust", "uploads"))
     selected = _logged(_with_budget(declarations, trust), roster)
@@ -370,8 +380,16 @@ def plan_fleet(
             selected, dissimilarity=dissimilarity, planner=planner, promise=promise
         )
         return _with_demanded_sum_noise(candidate, selected), selected
+    all_asked = participation == 1
     while True:
-        candidate = _plan(selected, dissimilarity=dissimilarity, planner=planner)
+        candidate = _plan(
+            selected,
+            dissimilarity=dissimilarity,
+            planner=planner,
+            # Both take it that a device answers every round.
+            noise_schedule=all_asked,
+            drift_correction=all_asked,
+        )
         if _falls_too_far(candidate, selected):
             # Noise that owners demand in every round would cost more in all of them.
             candidate = _plan(
@@ -382,7 +400,8 @@ def plan_fleet(
             )
         selection = _without_excessive_noise(candidate, selected)
         if not selection.left_out:
-            return _with_demanded_noise(candidate, selected), selected
+            candidate = _with_demanded_noise(candidate, selected)
+            return by_turns(candidate, participation), selected
         selected = _logged(selection, roster)
 
 
@@ -400,6 +419,7 @@ def _plan(
     dissimilarity: str | float,
     planner: str,
     noise_schedule: bool = True,
+    drift_correction: bool = True,
     promise: Mapping[str, Any] | None = None,
 ) -> Plan:
     first = declarations[0]
@@ -429,6 +449,42 @@ def _plan(
         planner=planner,
         accountant="zcdp" if strict else "gdp",
         noise_schedule=noise_schedule,
+        drift_correction=drift_correction,
+    )
+
+
+def by_turns(plan: Plan, participation: float) -> Plan:
+    """Return a plan whose rounds ask a share of the devices, at the same spending.
+
+    There are as many more rounds as there are fewer devices in each, and steps are as
+    much shorter. Then all rounds together move the model as far, and average as many
+    noisy answers with the same weights, as when every round asks all devices.
+
+    >>> import fedbudget as fb
+    >>> usual = fb.plan(fb.Problem(num_samples=[500] * 20, dim=5),
+    ...                 fb.Budget(epsilon=4, cost=1000), fb.Prices(communication=100,
+    ...                 computation=1), noise_schedule=False, drift_correction=False)
+    >>> turns = by_turns(usual, 0.1)
+    >>> turns.rounds == 10 * usual.rounds
+    True
+    >>> bool((turns.paid_rounds == usual.rounds).all())
+    True
+    """
+    if participation == 1:
+        return plan
+    count, size = plan.num_devices, share_size(participation, plan.num_devices)
+    last = plan.last_round
+    return replace(
+        plan,
+        rounds=plan.rounds * count // size,
+        last_round=None if last is None else last * count // size,
+        learning_rate=plan.learning_rate * size / count,
+        participation=participation,
+        reasons=(
+            *plan.reasons,
+            f"a round asks {size} of {count} devices, by turns: each carries out "
+            f"{plan.rounds} rounds at most; no amplification is claimed",
+        ),
     )
 
 

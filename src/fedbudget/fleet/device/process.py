@@ -9,6 +9,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from fedbudget.errors import InvalidInputError, LedgerError, MessageError
 from fedbudget.fleet.device.guard import Guard
@@ -17,6 +18,7 @@ from fedbudget.fleet.device.unix_socket import serve_socket
 from fedbudget.fleet.logs import start_logging
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.mqtt import Connection
+from fedbudget.fleet.transport.reply_signatures import ReplySigner
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.framing import Joiner, Outgoing, split
 from fedbudget.fleet.wire.secure_messages import MOST_PEERS
@@ -46,6 +48,10 @@ class Device:
     def __init__(self, policy: Policy) -> None:
         self.name, self.availability = policy.device, policy.availability
         self._guard = guard_of(policy)
+        broker = policy.broker
+        self._signer: ReplySigner | None = None  # without a certificate
+        if broker is not None and broker.identity is not None:
+            self._signer = ReplySigner(broker.identity)
         largest = 8 * self._guard.num_params + _OVERHEAD
         if policy.sums is not None:
             largest += MOST_PEERS * _PEER
@@ -68,10 +74,12 @@ class Device:
 
     def hello(self) -> list[Outgoing]:
         """Return the messages to publish at every connection."""
+        declaration = self._guard.declaration
+        if self._signer is not None:
+            certificate = self._signer.certificate
+            declaration = replace(declaration, certificate=certificate)
         return [
-            Outgoing(
-                topics.declare(self.name), self._guard.declaration.to_bytes(), True
-            ),
+            Outgoing(topics.declare(self.name), declaration.to_bytes(), True),
             Outgoing(topics.status(self.name), topics.ONLINE, True),
         ]
 
@@ -103,8 +111,13 @@ class Device:
         return [
             Outgoing(reply_topic, data, False)
             for reply in answer(whole)
-            for reply_topic, data in split(topics.reply(self.name), reply.to_bytes())
+            for reply_topic, data in split(
+                topics.reply(self.name), self._signed(reply.to_bytes())
+            )
         ]
+
+    def _signed(self, reply: bytes) -> bytes:
+        return reply if self._signer is None else self._signer.sign(reply)
 
     def refresh(self) -> list[Outgoing]:
         """Check the data file, and return the declaration if that has changed.

@@ -222,6 +222,8 @@ class Declaration(Message):
     # Of a device that answers evaluations; see `device.evaluation`.
     evaluation_epsilon: float | None = None  # of all of a period
     evaluation_samples: int | None = None  # rows that no run trains on
+    # Of a device that signs its replies (`transport.reply_signatures`), as DER.
+    certificate: bytes | None = None
     secure_round_price: float | None = None  # c1 of a secure sum; None: the same
 
     def round_price(self, trust: str) -> float:
@@ -248,6 +250,7 @@ class Declaration(Message):
         "ledger": optional(hex_field(LEDGER_DIGITS)),
         "evaluation_epsilon": optional(_DECLARED),
         "evaluation_samples": optional(whole_field()),
+        "certificate": optional(bytes_field(least=1, most=2048)),
         "secure_round_price": optional(_DECLARED),
     }
 
