@@ -9,7 +9,8 @@ resident set while it holds its rows.
 
 Devices write their ledgers to disk before and after every step, and here sixteen of
 them share one disk, which no real fleet does: so the same is measured once more with
-all files in memory. `--trust sum` measures rounds of secure sums.
+all files in memory. `--trust sum` measures rounds of secure sums. With another number
+of `--devices`, Adult's rows are shared out at random.
 """
 
 import argparse
@@ -55,12 +56,14 @@ def fsync_seconds(folder: Path) -> float:
     return float(np.median(seconds))
 
 
-def measure(base: str | None, trust: str) -> dict[str, str]:
+def measure(base: str | None, trust: str, devices: int) -> dict[str, str]:
     """Run a fleet whose files are below `base`, and return what was measured."""
     terms = TERMS
     if trust == "sum":
-        terms = replace(TERMS, trust="sum", least_answers=12)
+        terms = replace(TERMS, trust="sum", least_answers=3 * devices // 4)
     data = fb.load("adult", split="by-education", seed=0)
+    if devices != data.num_devices:
+        data = fb.load("adult", split="iid", num_devices=devices, seed=0)
     marks: list[tuple[int, int, int]] = []  # round, and bytes so far
     sizes: list[int] = []
     with tempfile.TemporaryDirectory(prefix="fedbudget-rounds-", dir=base) as folder:
@@ -107,10 +110,12 @@ def main() -> int:
     """Measure with all ledgers on one disk, and with each on storage that is free."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trust", choices=("uploads", "sum"), default="uploads")
-    trust = parser.parse_args().trust
-    columns = {"one disk for all": measure(None, trust)}
+    parser.add_argument("--devices", type=int, default=16)
+    options = parser.parse_args()
+    sizes = (options.trust, options.devices)
+    columns = {"one disk for all": measure(None, *sizes)}
     if Path("/dev/shm").is_dir():
-        columns["in memory"] = measure("/dev/shm", trust)
+        columns["in memory"] = measure("/dev/shm", *sizes)
     print(f"{'ledgers':30}" + "".join(f" {name:>18}" for name in columns))
     for name in columns["one disk for all"]:
         cells = (f" {column[name]:>18}" for column in columns.values())

@@ -122,19 +122,19 @@ class FlowerTrial(TrialFleet):
 
     def _flower(self, log: str, name: str, *arguments: str) -> Child:
         """Return one of Flower's programs, from this Python's environment."""
-        folder = str(Path(sys.executable).parent)
-        program = shutil.which(name, path=folder)
-        if program is None:
-            raise MissingExtraError("a fleet over Flower", "flwr", "flower")
-        environment = {
-            "FLWR_HOME": str((self.folder / "flwr").resolve()),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "PATH": f"{folder}:{os.environ.get('PATH', '')}",  # they start each other
-        }
-        return Child(
-            arguments,
-            self.log_of(log),
-            command=(program,),
-            environment=environment,
-        )
+        return flower_program(self.log_of(log), self.folder / "flwr", name, *arguments)
+
+
+def flower_program(log: Path, home: Path, name: str, *arguments: str) -> Child:
+    """Return one of Flower's programs, from this Python's environment."""
+    folder = str(Path(sys.executable).parent)
+    program = shutil.which(name, path=folder)
+    if program is None:
+        raise MissingExtraError("a fleet over Flower", "flwr", "flower")
+    environment = {
+        "FLWR_HOME": str(home.resolve()),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": f"{folder}:{os.environ.get('PATH', '')}",  # they start each other
+    }
+    return Child(arguments, log, command=(program,), environment=environment)

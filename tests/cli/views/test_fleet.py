@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedbudget.cli.views.fleet import _devices, spent
+from fedbudget.cli.views.fleet import _devices, live_table, spent
 from fedbudget.privacy import rounded_up
 
 
@@ -26,3 +26,9 @@ def test_one_is_not_many() -> None:
 
 def test_costs_are_plain() -> None:
     assert spent(np.array([936.0, 1000.04])) == "936 to 1000"
+
+
+def test_the_phase_of_a_secure_sum_is_shown() -> None:
+    status = {"rounds": 6, "rounds_closed": 2, "phase": "uploads"}
+    (head, *_) = live_table(status, None, ()).renderables
+    assert str(head) == "round 2 of 6; secure sum: waiting for uploads"

@@ -371,3 +371,28 @@ def test_a_secure_round_has_a_price_of_its_own(tmp_path: Path, keys: Path) -> No
     statement = read_statement(tmp_path / "device-0" / "ledger.sqlite")
     assert statement.cost == 2 * (130 + 3)
     fleet.close()
+
+
+def test_a_device_whose_owner_allows_no_sums_is_left_out_uncharged(
+    fleet: SumFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = fleet.paths["device-5"]
+    path.write_text(path.read_text().split("[sums]")[0])
+    fleet.restart("device-5")
+    run = fleet.train()
+    assert [r.answered for r in run.rounds] == [5, 5]
+    assert all("no [sums] in policy" in r.refused[5] for r in run.rounds)
+    assert run.rounds[-1].epsilon[5] == 0
+    assert "cannot be read" not in caplog.text
+    assert fleet.entries("device-5", "charge") == []
+
+
+def test_without_any_owner_who_allows_sums_the_run_ends_with_the_reason(
+    fleet: SumFleet,
+) -> None:
+    for name, path in fleet.paths.items():
+        path.write_text(path.read_text().split("[sums]")[0])
+        fleet.restart(name)
+    with pytest.raises(TrainingError, match=r"0 devices sent.*no \[sums\] in policy"):
+        fleet.train()
+    assert all(fleet.entries(name, "charge") == [] for name in fleet.names)

@@ -170,6 +170,8 @@ def live_table(
     )
     if seconds is not None:
         head.append(f", the last one in {seconds:.2f} s", style="dim")
+    if status.get("phase"):
+        head.append(f"; secure sum: waiting for {status['phase']}", style="dim")
     return Group(head, Text(), device_table(status, plan, sizes))
 
 
@@ -208,6 +210,7 @@ def show_demo(result: Mapping[str, Any], status: Mapping[str, Any], plan: Plan) 
             )
         )
         show_table(console, device_table(status, plan, plan.num_samples.tolist()))
+        show_pairs(console, [("privacy", str(plan.privacy))])
         show_heading(console, "Test accuracy, mean over the devices")
         table = new_table("", "accuracy", "loss", right=True)
         fleet = result["fleet"]

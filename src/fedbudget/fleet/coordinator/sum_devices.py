@@ -19,7 +19,7 @@ import numpy as np
 
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError, TrainingError
-from fedbudget.fleet.coordinator.checkpoints import Outcome
+from fedbudget.fleet.coordinator.checkpoints import Outcome, StoredReply
 from fedbudget.fleet.coordinator.devices import Backoff, FleetDevices
 from fedbudget.fleet.coordinator.sum_rounds import (
     Collector,
@@ -81,6 +81,7 @@ class SumDevices(FleetDevices):
         self._phase: Phase | None = None
         self._attempt = 0
         self._lost = 0  # sums in a row
+        self._outside: dict[str, StoredReply] = {}  # who refused to be a peer
         self._wrecked: list[set[str]] = []  # who was in the last sums, all wrecked
         self._sound: set[str] = set()  # devices of sums that were not
 
@@ -132,6 +133,7 @@ class SumDevices(FleetDevices):
         if total is not None and not self._is_sound(attempt, total, start, answered):
             total = None
         theta = start if total is None else start + total / attempt.weight
+        attempt.refused |= self._outside
         attempt.note_outcomes(set() if total is None else answered)
         seconds = time.monotonic() - started
         replies = self._checkpoints.replies(order.number)
@@ -162,6 +164,7 @@ class SumDevices(FleetDevices):
             ordered = [introductions[name] for name in sorted(introductions)]
             peers = PeerList.of(context.run, map(Introduction.from_bytes, ordered))
             self._store_order(run, peers)
+            self._outside = dict(run.refused)
         signed = run.sent(PeerList.kind)
         assert signed is not None
         self._keep(topics.peers(context.run), signed)

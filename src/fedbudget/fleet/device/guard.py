@@ -43,7 +43,7 @@ from fedbudget.fleet.device.periods import (
 )
 from fedbudget.fleet.device.policy import Policy, PricePolicy
 from fedbudget.fleet.device.renewal import check_earlier_rows, renewed
-from fedbudget.fleet.device.sum_terms import check_charged_unit, check_sum
+from fedbudget.fleet.device.sum_terms import check_charged_unit, check_sum, is_sum_order
 from fedbudget.fleet.device.withdrawals import ENDED, Withdrawals
 from fedbudget.fleet.wire.evaluation import EvaluationOrder
 from fedbudget.fleet.wire.messages import (
@@ -342,7 +342,9 @@ class Guard:
 
     def _unsupported(self, kind: str, body: bytes, error: MessageError) -> list[Reply]:
         """Refuse a trusted coordinator's message that this release cannot read."""
-        _log.error("this %s of the coordinator cannot be read: %s", kind, error)
+        # Sums of other devices are published to all.
+        level = logging.DEBUG if is_sum_order(body) else logging.ERROR
+        _log.log(level, "this %s of the coordinator cannot be read: %s", kind, error)
         run_and_round = run_of(body, kind)
         if run_and_round is None:
             return []

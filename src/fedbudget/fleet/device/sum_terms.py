@@ -7,12 +7,13 @@
 from collections.abc import Mapping
 
 from fedbudget.checks import floats
-from fedbudget.errors import InvalidInputError
+from fedbudget.errors import InvalidInputError, MessageError
 from fedbudget.fleet.device.data_file import loss_of
 from fedbudget.fleet.device.exact_uploads import UploadGrid
 from fedbudget.fleet.device.policy import Policy, PricePolicy
+from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import RunOffer
-from fedbudget.fleet.wire.secure_messages import SumTerms
+from fedbudget.fleet.wire.secure_messages import ORDERS, SumTerms
 from fedbudget.ledger import Charge
 from fedbudget.privacy import LocalSteps, NoisyUploads
 
@@ -27,6 +28,16 @@ def terms_of(offer: RunOffer) -> SumTerms:
     if offer.sum_terms is None:
         raise InvalidInputError("this run is not one of sums: its uploads are seen")
     return SumTerms.from_bytes(offer.sum_terms)
+
+
+def is_sum_order(body: bytes) -> bool:
+    """Return whether an order is one of a secure sum; from any bytes."""
+    try:
+        plain = decode(body)
+    except MessageError:
+        return False
+    kind = plain.get("kind") if isinstance(plain, dict) else None
+    return any(kind == order.kind for order in ORDERS)
 
 
 def grid_of(terms: SumTerms) -> UploadGrid:

@@ -1,0 +1,1 @@
+"""Flower's SecAgg+ workflow, as its documentation runs it."""

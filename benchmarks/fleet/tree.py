@@ -1,0 +1,93 @@
+"""A tree of coordinators, simulated: `python benchmarks/fleet/tree.py`.
+
+    python benchmarks/fleet/tree.py [devices] [leaves]     100,000 and 10 by default
+
+Each leaf is a coordinator with its own broker and its own part of the devices; a root
+averages the leaves' averages, weighted by the weights of those who answered. Here the
+leaves' own code reads, checks, stores and averages the answers of all devices, one leaf
+after the other (answers.py: in memory, without brokers), and the result is compared
+with the mean over all devices. The seconds of a round are those of the slowest leaf and
+of the root, as if every leaf had a core of its own; what its broker can carry
+(scale.py) is a limit besides.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from answers import DIM, Answering
+
+import fedbudget as fb
+from fedbudget.algorithm import weighted_mean
+from fedbudget.fleet.coordinator.checkpoints import Checkpoints
+from fedbudget.fleet.coordinator.devices import FleetDevices
+from fedbudget.fleet.wire.signing import Signer
+from fedbudget.training import Order
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
+from tests.fleet.examples import declaration
+
+
+class Moving(Answering):
+    """Devices that answer with models of their own."""
+
+    def model(self, name: str, theta: bytes) -> bytes:
+        """Return a device's model: the order's, moved by what its name says."""
+        return (np.frombuffer(theta, "<f4") + move_of(name)).astype("<f4").tobytes()
+
+
+def move_of(name: str) -> float:
+    """Return how far a device moves each weight."""
+    return 1e-3 * (int(name.rsplit("-", 1)[1]) % 97)
+
+
+def leaf(names: list[str]) -> tuple[np.ndarray, float]:
+    """Return a leaf's average of one round, and the seconds of its processor."""
+    plan = fb.plan(
+        fb.Problem(num_samples=[100] * len(names), dim=DIM),
+        fb.Budget(epsilon=4, delta=1e-4, cost=1000),
+        fb.Prices(communication=100, computation=1),
+        planner="bound",
+        weights="uniform",
+    )
+    connection = Moving(names)
+    with tempfile.TemporaryDirectory(prefix="fedbudget-tree-") as folder:
+        checkpoints = Checkpoints(Path(folder) / "coordinator.sqlite")
+        devices = FleetDevices(
+            connection,
+            [declaration(device=name, dim=DIM) for name in names],
+            signer=Signer.generate(),
+            checkpoints=checkpoints,
+        )
+        devices.begin(plan)
+        began = time.process_time()
+        order = Order(number=1, theta=np.zeros(DIM), plan=plan)
+        replies = devices.run_round(order)
+        seconds = time.process_time() - began - connection.preparing
+        checkpoints.close()
+    assert replies.answered.all()
+    return replies.theta, seconds
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    leaves = int(sys.argv[2]) if len(sys.argv) > 2 else 10
+    names = [f"device-{number:06d}" for number in range(count)]
+    parts = [names[first::leaves] for first in range(leaves)]
+    averages, seconds = zip(*map(leaf, parts), strict=True)
+    began = time.process_time()
+    shares = np.array([len(part) / count for part in parts])
+    theta = weighted_mean(list(averages), shares)
+    root = time.process_time() - began
+    error = np.abs(theta - np.mean([move_of(name) for name in names])).max()
+    print(f"{'devices, leaves':40} {count}, {leaves}")
+    print(f"{'seconds of a round, slowest leaf':40} {max(seconds):.2f}")
+    print(f"{'milliseconds per answer of a leaf':40} {1e3 * sum(seconds) / count:.3f}")
+    print(f"{'seconds of the root':40} {root:.4f}")
+    print(f"{'largest difference to one coordinator':40} {error:.1e}")
+
+
+if __name__ == "__main__":
+    main()
