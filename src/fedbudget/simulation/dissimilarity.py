@@ -96,7 +96,7 @@ def measure_dissimilarity(
         InvalidInputError: The problem is for other data, or epsilon for whole devices.
     """
     number("share", share, above=0, below=1)
-    check_query_unit(budget)
+    check_query_unit(budget, "the dissimilarity")
     _check_fit(devices.data, problem)
     sizes = problem.num_samples
     epsilon, delta, _ = budget.for_rows(sizes).per_device(problem.num_devices)
@@ -116,12 +116,12 @@ def measure_dissimilarity(
     return problem.with_constants(dissimilarity=constant)
 
 
-def check_query_unit(budget: Budget | None) -> None:
+def check_query_unit(budget: Budget | None, value: str = "the value") -> None:
     """Raise if epsilon is for whole devices: a query's noise protects one sample."""
     if budget is not None and budget.unit == "device":
         raise InvalidInputError(
             "a measurement protects one sample, and epsilon is for unit 'device': "
-            "state the value instead of measuring it",
+            f"state {value} instead of measuring it",
             argument="unit",
         )
 

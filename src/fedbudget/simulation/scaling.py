@@ -116,7 +116,7 @@ def scale_privately(
     number("share", share, above=0, below=1)
     data = devices.data
     _rescalable(data)
-    check_query_unit(budget)
+    check_query_unit(budget, "narrower bounds")
     sizes = data.num_samples
     epsilon, delta, _ = budget.for_rows(sizes).per_device(data.num_devices)
     mu = np.sqrt(share) * GDP.mu_from_epsilon(epsilon, delta)

@@ -60,7 +60,7 @@ def measure_threshold(
         InvalidInputError: There are not two classes with probabilities.
     """
     number("share", share, above=0, below=1)
-    check_query_unit(budget)
+    check_query_unit(budget, "the threshold")
     if devices.data.num_classes != 2 or problem.model.name not in (
         "logistic",
         "softmax",
