@@ -60,6 +60,12 @@ def kind_of(payload: bytes) -> str:
     return str(plain["kind"])
 
 
+def unsigned(payload: bytes) -> bytes:
+    """Return the bytes of a message, signed or not."""
+    plain = decode(payload)
+    return bytes(plain[0]) if isinstance(plain, list) else payload
+
+
 @dataclass
 class Loop:
     """A channel to devices in this process."""
@@ -179,6 +185,7 @@ class SumFleet:
     deadline: float = 0.3
     policy_least: int | None = None  # of the owners; None: the plan's
     processes: bool = False  # each device is a process
+    held_out: int = 0  # rows of each device; 0: it answers no evaluation
 
     def __post_init__(self) -> None:
         width = len(str(self.count - 1))  # sorted by their names
@@ -211,8 +218,14 @@ class SumFleet:
             path.read_text()
             + f"\n[sums]\nleast_answers = {least}\ncolluders = {self.colluders}\n"
             + "".join(f'{key} = "{f.resolve()}"\n' for key, f in files.items())
+            + self._evaluation()
         )
         return path
+
+    def _evaluation(self) -> str:
+        if not self.held_out:
+            return ""
+        return f"\n[evaluation]\nepsilon = 2.0\nnum_samples = {self.held_out}\n"
 
     def device(self, name: str) -> Handles:
         if self.processes:
@@ -225,7 +238,7 @@ class SumFleet:
         self.devices[name] = self.device(name)
 
     def plan(self, **changes: Any) -> fb.Plan:
-        problem = fb.Problem(num_samples=[ROWS] * self.count, dim=DIM)
+        problem = fb.Problem(num_samples=[ROWS - self.held_out] * self.count, dim=DIM)
         schedule = {
             "tau": 3,
             "rounds": self.rounds,
@@ -255,9 +268,14 @@ class SumFleet:
             deadline=self.deadline,
             patience=2,
             precision="float64",
-            authority=self.certs / "ca.pem",
+            authority=self.authority,
         )
         return self.coordinator
+
+    @property
+    def authority(self) -> Path | None:
+        """Of signed replies; replies behind a socket are signed by what relays them."""
+        return None if self.processes else self.certs / "ca.pem"
 
     def declarations(self) -> Sequence[Declaration]:
         return [
@@ -319,7 +337,8 @@ class Hostile:
         """Return the replies of one device to any message."""
         outgoing = self.fleet.loop.devices[name].handle(topic, payload)
         replies = [
-            REPLIES[kind_of(item.payload)].from_bytes(item.payload) for item in outgoing
+            REPLIES[kind_of(item.payload)].from_bytes(unsigned(item.payload))
+            for item in outgoing
         ]
         self.sent += replies
         return replies

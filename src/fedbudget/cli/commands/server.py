@@ -355,7 +355,9 @@ def evaluate(
     """Measure a released model on rows of the devices that no run trains on.
 
     Each device whose owner allows it answers with noisy counts, charged to its ledger
-    from the share of epsilon that the policy states. The result has an interval.
+    from the share of epsilon that the policy states. The result has an interval. In a
+    run of sums only their sum is seen, and devices share the noise; --wait is for each
+    step of it.
     """
     from fedbudget.errors import RecordError
     from fedbudget.fleet.coordinator import evaluation

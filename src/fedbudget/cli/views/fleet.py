@@ -121,7 +121,7 @@ def show_evaluation(result: Evaluation, path: str) -> None:
                 ("held-out rows", f"{total.rows:.0f}, which no run trains on"),
                 ("answers", f"of {counted(len(result.answered), 'device')}"),
                 ("privacy", f"epsilon {rounded_up(result.epsilon)} of each, charged"),
-                ("noise", f"{result.noise_std:.4g} on each number of a device"),
+                ("noise", _noise(result)),
                 ("record", path),
             ],
         )
@@ -132,12 +132,21 @@ def show_evaluation(result: Evaluation, path: str) -> None:
                 cells = (f"{value:.4f}" for value in values)
                 table.add_row(str(number), *cells, f"{one.rows:.0f}")
             show_table(console, table)
+        if result.statement:
+            show_item(console, result.statement)
         for name, reason in result.refused.items():
             show_item(console, f"{name} refuses: {reason}")
         if result.silent:
             show_item(
                 console, f"no answer, perhaps charged: {', '.join(result.silent)}"
             )
+
+
+def _noise(result: Evaluation) -> str:
+    number = f"{result.noise_std:.4g} on each number"
+    if result.statement:
+        return f"{number}, as the share of each device in one sum"
+    return f"{number} of a device"
 
 
 def _rounds(status: Mapping[str, Any]) -> str:

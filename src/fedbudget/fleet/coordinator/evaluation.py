@@ -1,5 +1,7 @@
 """Measure a released model on a fleet: one noisy answer of each device, an interval.
 
+The devices of a run of sums answer in one secure sum, and share its noise.
+
 The answers are sums over rows that no device trains on. What is reported follows from
 the sums and from public numbers of rows, so it is post-processing. The interval has two
 parts: the noise, which is known, and the sampling of the held-out rows, as if they were
@@ -7,6 +9,7 @@ drawn independently. It says nothing about rows of another kind than the held-ou
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +24,11 @@ from fedbudget.errors import InvalidInputError, MessageError, TrainingError
 from fedbudget.files import whole_file
 from fedbudget.fleet.coordinator.checkpoints import StoredRun
 from fedbudget.fleet.coordinator.rounds import read_reply
+from fedbudget.fleet.coordinator.sum_evaluation import (
+    SummedAnswers,
+    summed_answers,
+    terms_for,
+)
 from fedbudget.fleet.transport.channel import Channel
 from fedbudget.fleet.transport.reply_signatures import ReplyKeys
 from fedbudget.fleet.wire import topics
@@ -30,6 +38,7 @@ from fedbudget.fleet.wire.evaluation import (
     PER_CLASS,
     SQUARED_ERROR,
     EvaluationOrder,
+    EvaluationSum,
     num_values,
     sensitivity,
 )
@@ -37,7 +46,7 @@ from fedbudget.fleet.wire.framing import split
 from fedbudget.fleet.wire.messages import Declaration, theta_from_bytes, theta_to_bytes
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.planning import Plan
-from fedbudget.privacy import GDP, ZCDP
+from fedbudget.privacy import GDP, ZCDP, PrivacyStatement
 
 _QUANTILE = 1.959963984540054  # of the normal distribution: a 95 % interval
 _REPEAT = 2.0  # seconds until the order is sent again to silent devices
@@ -59,12 +68,16 @@ class Evaluation:
 
     measure: str
     epsilon: float  # that each device was charged, at most, at its own delta
-    noise_std: float
+    noise_std: float  # of each number of a device; in a sum, of its share
     answered: tuple[str, ...]
     refused: Mapping[str, str]  # reason by device
     silent: tuple[str, ...]  # may have been charged
     total: Estimate  # accuracy, or mean squared error
     classes: tuple[Estimate, ...] = ()  # recall of each class
+    statement: str = ""  # of privacy, if only the sum of the answers was seen
+    least_answers: int | None = None  # of a sum
+    colluders: int | None = None
+    epsilon_alone: float | None = None  # if everybody else colludes
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-compatible dict."""
@@ -109,7 +122,9 @@ def _mu(declaration: Declaration, epsilon: float) -> float:
     return float(accountant.mu_from_epsilon(epsilon, declaration.delta))
 
 
-def with_reserve(declaration: Declaration, epsilon: float) -> Declaration:
+def with_reserve(
+    declaration: Declaration, epsilon: float, *, trust: str = "uploads"
+) -> Declaration:
     """Return a declaration whose epsilon leaves room for an evaluation of this epsilon.
 
     Both together spend what the device declares, as its ledger adds them up: mu^2 of
@@ -131,7 +146,7 @@ def with_reserve(declaration: Declaration, epsilon: float) -> Declaration:
     # Rounded towards privacy: the sum must not exceed the whole.
     rest = float(np.sqrt(whole**2 - part**2)) * (1 - 1e-9)
     left = float(accountant.epsilon_from_mu(rest, declaration.delta))
-    price = declaration.communication_price + declaration.computation_price
+    price = declaration.round_price(trust) + declaration.computation_price
     cost = max(0.0, declaration.cost - price)
     return replace(declaration, epsilon=min(left, declaration.epsilon), cost=cost)
 
@@ -161,7 +176,7 @@ def evaluate(
             None: signatures are not checked.
 
     Raises:
-        TrainingError: No device has answered.
+        TrainingError: No device has answered; in a sum, too few have.
     """
     plan = Plan.from_dict(run.plan)
     one_of("measure", measure, MEASURES)
@@ -171,7 +186,15 @@ def evaluate(
             f"{SQUARED_ERROR if plan.loss == 'huber' else f'{CORRECT} or {PER_CLASS}'}"
         )
     selected = [d for d in run.declarations if d.evaluation_samples]
-    noise_std = noise_for(selected, epsilon, measure)
+    noise_std, terms = noise_for(selected, epsilon, measure), None
+    if plan.trust == "sum":
+        terms = terms_for(
+            noise_std,
+            least_answers=plan.least_answers,
+            colluders=plan.colluders,
+            declarations=selected,
+        )
+        noise_std = terms.noise_std
     order = EvaluationOrder(
         evaluation=os.urandom(16),
         run=run.run,
@@ -182,7 +205,20 @@ def evaluate(
         dim=plan.dim,
         precision="float64",
         theta=theta_to_bytes(theta, "float64"),
+        sum_terms=None if terms is None else terms.to_bytes(),
     )
+    if terms is not None:
+        summed = summed_answers(
+            channel,
+            run,
+            order,
+            terms,
+            declarations=selected,
+            signer=signer,
+            seconds=seconds,
+            authority=authority,
+        )
+        return _of_sum(summed, order, terms, selected, epsilon)
     keys = ReplyKeys(selected, authority)
     answers, refused = _collect(channel, signer.sign(order), order, keys, seconds)
     if not answers:
@@ -207,6 +243,53 @@ def evaluate(
         silent=tuple(sorted(set(rows) - set(answers) - set(refused))),
         total=total,
         classes=classes,
+    )
+
+
+def _of_sum(
+    summed: SummedAnswers,
+    order: EvaluationOrder,
+    terms: EvaluationSum,
+    selected: Sequence[Declaration],
+    epsilon: float,
+) -> Evaluation:
+    """Return the estimates from a sum; its noise is that of all who are in it."""
+    rows = {d.device: int(d.evaluation_samples or 0) for d in selected}
+    total, classes = estimates(
+        summed.total[None, :],
+        np.array([rows[name] for name in summed.answered]),
+        noise_std=terms.share_std * math.sqrt(len(summed.answered)),
+        measure=order.measure,
+    )
+    mu = sensitivity(order.measure) / terms.share_std
+    alone = max(
+        float((ZCDP if d.accountant == "zcdp" else GDP).epsilon_from_mu(mu, d.delta))
+        for d in selected
+    )
+    promise = PrivacyStatement(
+        epsilon=epsilon,
+        delta=max(d.delta for d in selected),
+        accountant="zcdp" if any(d.accountant == "zcdp" for d in selected) else "gdp",
+        trust="sum",
+        least_answers=terms.least_answers,
+        colluders=terms.colluders,
+        epsilon_alone=alone,
+        kind="release",
+    )
+    gone = set(rows) - set(summed.answered) - set(summed.refused)
+    return Evaluation(
+        measure=order.measure,
+        epsilon=epsilon,
+        noise_std=terms.share_std,
+        answered=summed.answered,
+        refused={n: w for n, w in summed.refused.items() if n not in summed.answered},
+        silent=tuple(sorted(gone)),
+        total=total,
+        classes=classes,
+        statement=str(promise),
+        least_answers=terms.least_answers,
+        colluders=terms.colluders,
+        epsilon_alone=alone,
     )
 
 

@@ -299,7 +299,10 @@ def _make_plan(
     )
     by_name = {declaration.device: declaration for declaration in declarations}
     if settings.evaluation > 0:
-        declarations = [with_reserve(d, settings.evaluation) for d in declarations]
+        trust = str(settings.promise["trust"])
+        declarations = [
+            with_reserve(d, settings.evaluation, trust=trust) for d in declarations
+        ]
     try:
         plan, selected = plan_fleet(
             declarations,

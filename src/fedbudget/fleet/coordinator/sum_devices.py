@@ -65,6 +65,11 @@ class _TooFewError(Exception):
     """A phase has ended with too few messages."""
 
 
+def _reasons(current: Collector) -> str:
+    reasons = sorted({str(entry.reason) for entry in current.refused.values()})
+    return "; ".join(reasons[:3]) or "none"
+
+
 class SumDevices(FleetDevices):
     """Devices whose uploads the coordinator sees only in sums.
 
@@ -75,6 +80,7 @@ class SumDevices(FleetDevices):
     """
 
     trust: Trust = "sum"
+    remedy = "start more devices and run the same command to resume"
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -120,6 +126,7 @@ class SumDevices(FleetDevices):
             round=order.number,
             plan=order.plan,
             grid=self._grid,
+            length=len(order.theta),
             names=self.names,
             checkpoints=self._checkpoints,
             tally=self.tally,
@@ -199,8 +206,8 @@ class SumDevices(FleetDevices):
                 continue
             return attempt, self._unmasked(attempt)
         raise TrainingError(
-            f"round {context.round} failed in {_MOST_ATTEMPTS} attempts: start more "
-            "devices and run the same command to resume"
+            f"round {context.round} failed in {_MOST_ATTEMPTS} attempts: "
+            f"{self.remedy}; refusals: {_reasons(attempt)}"
         )
 
     def _until_reveal(self, attempt: SumAttempt, order: Order) -> None:
@@ -318,10 +325,9 @@ class SumDevices(FleetDevices):
             message += ", but the missing ones are neighbours of each other"
         if not early:
             raise _TooFewError(message)
-        reasons = sorted({entry.reason for entry in current.refused.values()})
         raise TrainingError(
-            f"{message}, after {elapsed:.0f} s: start more devices and run the same "
-            f"command to resume; refusals: {'; '.join(reasons[:3]) or 'none'}"
+            f"{message}, after {elapsed:.0f} s: {self.remedy}; refusals: "
+            f"{_reasons(current)}"
         )
 
     def _gone(self) -> set[str]:

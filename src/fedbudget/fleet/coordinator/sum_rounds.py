@@ -86,6 +86,7 @@ class SumContext:
     round: int
     plan: Plan
     grid: UploadGrid
+    length: int  # of an upload
     names: tuple[str, ...]  # of the plan's devices
     checkpoints: Checkpoints
     tally: Tally
@@ -238,8 +239,8 @@ class SumAttempt(Collector):
             if tuple(holders) != self.peers.neighbours[index]:
                 raise MessageError("its shares are not for its neighbours")
         elif isinstance(message, AttemptUpload):
-            plan, kind = self.context.plan, masks.word_type(self.context.grid.ring_bits)
-            size = plan.model.num_params(plan.dim) * kind.itemsize
+            kind = masks.word_type(self.context.grid.ring_bits)
+            size = self.context.length * kind.itemsize
             if len(message.vector) != size:
                 raise MessageError(
                     f"its vector has {len(message.vector)} bytes, not {size}"

@@ -22,10 +22,17 @@ the noise. The charge is too high: held-out rows are not in training, and traini
 are not held out, yet both are added up.
 
 Asked again, a device sends its stored answer: no noise is averaged away.
+
+**In a secure sum** (`sum_terms` of the order; `sum_guard` has the steps), a row is F
+grid steps, an error is rounded to whole steps on its own, and a device adds a share
+round(2^b N) of the noise to q F. The numbers are whole from the start: replacing a row
+moves them by at most s F, and the sum of t - c honest shares is the Gaussian mechanism
+(`exact_uploads` has the proof), so that mu = s F / (2^b sqrt(t - c)), which is charged.
 """
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -34,8 +41,9 @@ import numpy as np
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError, MessageError
 from fedbudget.fleet.device.data_file import DeviceRows, loss_of
-from fedbudget.fleet.device.exact_noise import ExactNormals
+from fedbudget.fleet.device.exact_noise import ExactNormals, Integers
 from fedbudget.fleet.device.exact_steps import LARGEST_WEIGHT, ExactRows
+from fedbudget.fleet.device.exact_uploads import LEAST_SCALE_BITS, MOST_SCALE_BITS
 from fedbudget.fleet.device.ledger_file import (
     SHARE,
     JoinedRun,
@@ -44,14 +52,16 @@ from fedbudget.fleet.device.ledger_file import (
 )
 from fedbudget.fleet.device.periods import RowRange
 from fedbudget.fleet.device.policy import Policy
+from fedbudget.fleet.device.sum_terms import check_answers_policy
 from fedbudget.fleet.wire.evaluation import (
     CORRECT,
     SQUARED_ERROR,
     EvaluationOrder,
+    EvaluationSum,
     num_values,
     sensitivity,
 )
-from fedbudget.fleet.wire.messages import ANSWERED, Reply, theta_from_bytes
+from fedbudget.fleet.wire.messages import ACCEPTED, ANSWERED, Reply, theta_from_bytes
 from fedbudget.ledger import Charge
 
 _log = logging.getLogger(__name__)
@@ -60,28 +70,49 @@ _SCALE_BITS = 48  # of the noise: its grid is far finer than any use
 _MOST = 10_000  # evaluations in one ledger
 
 
+def sum_terms_of(order: EvaluationOrder) -> EvaluationSum:
+    """Return the terms of an evaluation in a sum.
+
+    Raises:
+        InvalidInputError: It is not one.
+        MessageError: They are damaged.
+    """
+    if order.sum_terms is None:
+        raise InvalidInputError("this evaluation is not a sum: its answers are seen")
+    return EvaluationSum.from_bytes(order.sum_terms)
+
+
 def charge_of_evaluation(order: EvaluationOrder, cost: float) -> Charge:
     """Return the charge of an evaluation."""
-    multiplier = 2 * order.noise_std / sensitivity(order.measure)
+    noise = order.noise_std
+    if order.sum_terms is not None:
+        noise = sum_terms_of(order).noise_std
+    multiplier = 2 * noise / sensitivity(order.measure)
     return Charge(steps=1, noise_multiplier=multiplier, cost=cost)
 
 
-def exact_counts(order: EvaluationOrder, theta: Array, rows: ExactRows) -> list[int]:
-    """Return the numbers without noise: whole numbers, in units of `unit_of`."""
+def exact_counts(
+    order: EvaluationOrder, theta: Array, rows: ExactRows, unit: int | None = None
+) -> list[int]:
+    """Return the numbers without noise: whole numbers, of which `unit` are one row.
+
+    None: `unit_of` the measure.
+    """
+    unit = unit_of(order.measure) if unit is None else unit
     loss = loss_of(order.loss, order.num_classes)
     # Scores and predictions are of one row each: no number depends on two rows.
     predictions = np.asarray(loss.predictions(loss.scores(theta, rows.x)))
     if order.measure == SQUARED_ERROR:
         clipped = np.clip(np.nan_to_num(predictions.astype(np.float64)), -1, 1)
         errors = (np.asarray(rows.y, dtype=np.float64) - clipped) ** 2 / 4
-        units = np.clip(np.rint(errors * _ERROR_UNIT), 0, _ERROR_UNIT)
+        units = np.clip(np.rint(errors * unit), 0, unit)
         return [int(units.astype(np.int64).sum())]
     is_correct = predictions == rows.y
     if order.measure == CORRECT:
-        return [int(is_correct.sum())]
+        return [unit * int(is_correct.sum())]
     classes = num_values(order.measure, order.num_classes) // 2
     cells = 2 * np.asarray(rows.y, dtype=np.int64) + ~is_correct
-    return [int(n) for n in np.bincount(cells, minlength=2 * classes)]
+    return [unit * int(n) for n in np.bincount(cells, minlength=2 * classes)]
 
 
 def unit_of(measure: str) -> int:
@@ -106,6 +137,13 @@ def with_noise(
         for count, drawn in zip(counts, noise, strict=True)
     ]
     return np.array([float(number) for number in released])
+
+
+def sum_vector(order: EvaluationOrder, theta: Array, rows: ExactRows) -> Integers:
+    """Return what a device adds to a sum: the numbers, and its share of the noise."""
+    terms = sum_terms_of(order)
+    counts = np.array(exact_counts(order, theta, rows, terms.row_steps), dtype=np.int64)
+    return counts + ExactNormals().draw(len(counts), scale_bits=terms.scale_bits)
 
 
 class Evaluator:
@@ -136,6 +174,19 @@ class Evaluator:
             return f"loss, num_classes and dim must be {shape}"
         if (order.measure == SQUARED_ERROR) != (order.loss == "huber"):
             return f"measure {order.measure!r} is not for loss {order.loss!r}"
+        return "" if order.sum_terms is None else self._sum_refusal(order)
+
+    def _sum_refusal(self, order: EvaluationOrder) -> str:
+        """Return why the terms of a sum are outside the policy."""
+        try:
+            terms = sum_terms_of(order)
+            check_answers_policy(terms.least_answers, terms.colluders, self._policy)
+        except (InvalidInputError, MessageError) as error:
+            return str(error)
+        if not LEAST_SCALE_BITS <= terms.scale_bits <= MOST_SCALE_BITS:
+            return f"scale_bits must be {LEAST_SCALE_BITS} to {MOST_SCALE_BITS}"
+        if not math.isclose(order.noise_std, terms.noise_std, rel_tol=1e-6):
+            return f"noise_std must be that of the sum, {terms.noise_std:g}"
         return ""
 
     def answer(
@@ -146,6 +197,9 @@ class Evaluator:
         held_out: Callable[[], RowRange],
     ) -> Reply | None:
         """Answer an evaluation, or refuse; none if the message is another one.
+
+        One in a sum is recorded, not yet charged, and the reply says that it is
+        accepted.
 
         Args:
             body: Of a message that a trusted coordinator signed.
@@ -166,17 +220,25 @@ class Evaluator:
             return self._refused(order, "bad-model", str(error))
         if not (abs(theta) <= LARGEST_WEIGHT).all():
             return self._refused(order, "bad-model", "a weight is too large")
-        return self._stored(order, body, key) or self._answer(
-            order, (body, key), theta, rows, held_out()
-        )
+        stored = self._stored(order, body, key)
+        if stored is not None:
+            return stored
+        refused = self._join(order, (body, key), rows, held_out())
+        if refused is not None:
+            return refused
+        if order.sum_terms is not None:
+            return self._accepted(order)
+        return self._answer(order, theta, rows)
 
     def _stored(self, order: EvaluationOrder, body: bytes, key: str) -> Reply | None:
         """Return the answer that this very order had before."""
         joined = self._ledger.evaluation(order.evaluation)
         if joined is None:
             return None
-        if (joined.offer, joined.key) != (hashlib.sha256(body).digest(), key):
+        if (joined.offer, joined.key) != (_recorded(order, body), key):
             return self._refused(order, "policy", "it had a different order before")
+        if order.sum_terms is not None:
+            return self._accepted(order)
         stored = self._ledger.answer(order.evaluation, 1)
         if stored is not None:
             return Reply.from_bytes(stored)
@@ -184,16 +246,15 @@ class Evaluator:
             return self._refused(order, "already-charged", "the answer was lost")
         return None
 
-    def _answer(
+    def _join(
         self,
         order: EvaluationOrder,
         signed: tuple[bytes, str],
-        theta: Array,
         rows: DeviceRows,
         held_out: RowRange,
-    ) -> Reply:
-        ledger, policy, (body, key) = self._ledger, self._policy, signed
-        assert policy.evaluation is not None
+    ) -> Reply | None:
+        """Record an evaluation and its rows, or return why it is refused."""
+        ledger, (body, key) = self._ledger, signed
         self._check_overdrafts(key, order.evaluation)
         if ledger.num_evaluations >= _MOST:
             return self._refused(order, "policy", f"there were {_MOST} evaluations")
@@ -201,7 +262,7 @@ class Evaluator:
         earlier = ledger.evaluation(order.evaluation)
         if earlier is None:
             joined = JoinedRun(
-                offer=hashlib.sha256(body).digest(),
+                offer=_recorded(order, body),
                 key=key,
                 fingerprint=fingerprint,
                 rows=held_out,
@@ -211,8 +272,15 @@ class Evaluator:
             return self._refused(
                 order, "data-changed", "the held-out rows have changed"
             )
-        cost = policy.prices.communication + policy.prices.computation
-        charge = charge_of_evaluation(order, cost)
+        return None
+
+    def charge(self, order: EvaluationOrder) -> Reply | None:
+        """Charge a recorded evaluation, on disk; or return why it is refused."""
+        ledger, policy = self._ledger, self._policy
+        assert policy.evaluation is not None
+        prices = policy.prices
+        price = prices.communication if order.sum_terms is None else prices.sum_round
+        charge = charge_of_evaluation(order, price + prices.computation)
         overdrawn = ledger.charge(
             order.evaluation, 1, charge, share=policy.evaluation.epsilon
         )
@@ -222,6 +290,16 @@ class Evaluator:
             ledger.note_overdraft(order.evaluation, overdrawn)
             reason = "this evaluation would overdraw the budget"
             return self._refused(order, overdrawn, reason)
+        return None
+
+    def _answer(self, order: EvaluationOrder, theta: Array, rows: DeviceRows) -> Reply:
+        refused = self.charge(order)
+        if refused is not None:
+            return refused
+        ledger, policy = self._ledger, self._policy
+        joined = ledger.evaluation(order.evaluation)
+        assert joined is not None
+        held_out = joined.row_range
         part = rows.rows.part(held_out.first_row, held_out.stop)
         counts = exact_counts(order, theta, part)
         numbers = with_noise(counts, order.noise_std, unit_of(order.measure))
@@ -236,6 +314,11 @@ class Evaluator:
         _log.info("evaluation %s is answered", order.evaluation.hex())
         return reply
 
+    def _accepted(self, order: EvaluationOrder) -> Reply:
+        return Reply(
+            device=self._policy.device, run=order.evaluation, round=0, code=ACCEPTED
+        )
+
     def _refused(self, order: EvaluationOrder, code: str, reason: str) -> Reply:
         _log.warning("an evaluation is refused, %s: %s", code, reason)
         return Reply(
@@ -245,3 +328,14 @@ class Evaluator:
             code=code,
             reason=reason[:200],
         )
+
+
+def _recorded(order: EvaluationOrder, body: bytes) -> bytes:
+    """Return what the ledger has of an order: its digest, and the terms of its sum."""
+    return hashlib.sha256(body).digest() + (order.sum_terms or b"")
+
+
+def recorded_terms(offer: bytes) -> EvaluationSum | None:
+    """Return the terms of a sum in what the ledger has of an evaluation."""
+    terms = offer[hashlib.sha256().digest_size :]
+    return EvaluationSum.from_bytes(terms) if terms else None

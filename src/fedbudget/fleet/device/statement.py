@@ -10,6 +10,7 @@ import numpy as np
 
 from fedbudget.budget import Budget
 from fedbudget.errors import LedgerError
+from fedbudget.fleet.device.evaluation import recorded_terms
 from fedbudget.fleet.device.hash_chain import (
     Entry,
     anchor_path,
@@ -235,7 +236,10 @@ def _runs(entries: list[Entry]) -> list[RunStatement]:
             _note_sum(runs[entry.run], entry)
         elif entry.kind == "evaluation":
             runs[entry.run] = RunStatement(
-                run=entry.run.hex(), name="evaluation", rounds=1
+                run=entry.run.hex(),
+                name="evaluation",
+                rounds=1,
+                sums=_evaluation_sums(bytes.fromhex(body["offer"])),
             )
         elif entry.kind == "charge":
             run = runs[entry.run]
@@ -258,6 +262,15 @@ def _sums(offer: RunOffer) -> SumStatement | None:
     terms = terms_of(offer)
     return SumStatement(
         least_answers=terms.least_answers, colluders=terms.colluders, unit=terms.unit
+    )
+
+
+def _evaluation_sums(offer: bytes) -> SumStatement | None:
+    terms = recorded_terms(offer)
+    if terms is None:
+        return None
+    return SumStatement(
+        least_answers=terms.least_answers, colluders=terms.colluders, unit="sample"
     )
 
 

@@ -12,6 +12,11 @@ round. Every input is untrusted. In addition to what a guard checks, this one
     counted for, itself among them, of which masks connect all honest ones;
 5.  reveals, once per round and only for a list that a quorum has signed, one of the two
     shares of each peer. What it reveals is in its ledger, on disk, before it is sent.
+
+An evaluation in a sum (`EvaluationOrder.sum_terms`) is a run of one round under its own
+identity: `joined` from its order instead of an offer, with keys and peers of its own,
+charged from the evaluations' share, on the held-out rows. What its peers have in common
+is the order itself (`sum_purpose`): no key, share or mask fits another run or order.
 """
 
 from collections.abc import Callable
@@ -23,6 +28,7 @@ import numpy as np
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError, LedgerError, MessageError
 from fedbudget.fleet.device.data_file import loss_of
+from fedbudget.fleet.device.evaluation import sum_terms_of, sum_vector
 from fedbudget.fleet.device.exact_uploads import exact_upload
 from fedbudget.fleet.device.guard import Guard, _Refusal, check_offer
 from fedbudget.fleet.device.ledger_file import JoinedRun, LedgerFile
@@ -39,7 +45,13 @@ from fedbudget.fleet.secure.protocol import (
     Participant,
 )
 from fedbudget.fleet.wire.codec import decode
+from fedbudget.fleet.wire.evaluation import (
+    EvaluationOrder,
+    EvaluationSum,
+    sum_purpose,
+)
 from fedbudget.fleet.wire.messages import (
+    ACCEPTED,
     Message,
     Reply,
     RunOffer,
@@ -58,6 +70,7 @@ from fedbudget.fleet.wire.secure_messages import (
     PeerList,
     RevealedShares,
     RevealOrder,
+    SumTerms,
     pack_records,
     unpack_records,
 )
@@ -85,7 +98,8 @@ class _Run:
     """What a device knows of a run of sums."""
 
     joined: JoinedRun
-    offer: RunOffer
+    offer: RunOffer | EvaluationOrder
+    terms: SumTerms | EvaluationSum
     participant: Participant
 
     @property
@@ -95,7 +109,7 @@ class _Run:
     @property
     def least_answers(self) -> int:
         """Answers below which this device signs and reveals nothing."""
-        return max(terms_of(self.offer).least_answers, self.peers.least_answers)
+        return max(self.terms.least_answers, self.peers.least_answers)
 
 
 class SumGuard(Guard):
@@ -139,6 +153,8 @@ class SumGuard(Guard):
         try:
             joined = self._ledger.run(order.run)
             if joined is None:
+                joined = self._ledger.evaluation(order.run)
+            if joined is None:
                 self._wait_for_offer(order.run, data)
                 return []
             if joined.key != key:
@@ -174,6 +190,22 @@ class SumGuard(Guard):
         joined = self._ledger.run(run)
         if joined is None or RunOffer.from_bytes(joined.offer).sum_terms is None:
             return None
+        return self._introduced(run)
+
+    def _evaluate(self, body: bytes, key: str) -> Message | None:  # type: ignore[override]
+        """Answer an evaluation; to one in a sum, with an introduction to its peers."""
+        reply = super()._evaluate(body, key)
+        if reply is None or reply.code != ACCEPTED:
+            return reply
+        try:
+            return self._introduced(reply.run, evaluation=body)
+        except (LedgerError, InvalidInputError) as error:
+            return self._trouble(reply.run, 1, error)
+
+    def _introduced(
+        self, run: bytes, *, evaluation: bytes | None = None
+    ) -> Introduction:
+        """Return the introduction to a run, or to the evaluation of this order."""
         stored = self._ledger.keys(run)
         if stored is not None:
             return Introduction.from_bytes(stored[1])
@@ -185,7 +217,9 @@ class SumGuard(Guard):
             certificate=identity.certificate,
             key=identity.key,
         )
-        self._ledger.store_keys(run, keys.secret, introduction.to_bytes())
+        self._ledger.store_keys(
+            run, keys.secret, introduction.to_bytes(), order=evaluation
+        )
         return introduction
 
     def _meet(self, order: PeerList, body: bytes, joined: JoinedRun) -> list[Message]:
@@ -215,17 +249,26 @@ class SumGuard(Guard):
 
     def _verified(self, order: PeerList, joined: JoinedRun) -> _Run:
         """Return a run after all checks on its peers."""
-        offer, name = RunOffer.from_bytes(joined.offer), self._policy.device
-        terms, stored = terms_of(offer), self._ledger.keys(order.run)
+        name, stored = self._policy.device, self._ledger.keys(order.run)
         if stored is None:
             raise InvalidInputError("this device has not introduced itself to the run")
+        offer: RunOffer | EvaluationOrder
+        terms: SumTerms | EvaluationSum
+        evaluation = self._ledger.evaluation_order(order.run)
+        if evaluation is None:
+            offer = RunOffer.from_bytes(joined.offer)
+            terms = terms_of(offer)
+            common = terms.common
+        else:
+            offer = EvaluationOrder.from_bytes(evaluation)
+            terms, common = sum_terms_of(offer), sum_purpose(evaluation)
         peers = checked_peers(
             order.run,
             order.read(),
             authority=self._sums.identity.ca,
             least_answers=terms.least_answers,
             colluders=terms.colluders,
-            terms=terms.common,
+            terms=common,
         )
         keys, index = RunKeys(stored[0]), peers.index(name)
         if peers.members[index] != keys.member(name):
@@ -236,7 +279,7 @@ class SumGuard(Guard):
                 f"{terms.least_answers}"
             )
         participant = Participant(keys=keys, peers=peers, index=index)
-        return _Run(joined=joined, offer=offer, participant=participant)
+        return _Run(joined=joined, offer=offer, terms=terms, participant=participant)
 
     def _announce(self, order: AttemptOrder, run: _Run) -> Message | None:
         """Send keys for an attempt; nothing is charged yet."""
@@ -281,19 +324,27 @@ class SumGuard(Guard):
 
     def _start_of(self, order: AttemptOrder, run: _Run) -> Array:
         """Return the model of an order after all checks that cost nothing."""
-        offer, terms = run.offer, terms_of(run.offer)
+        offer, terms = run.offer, run.terms
         try:
             theta = theta_from_bytes(order.theta, offer.precision, offer.num_params)
         except MessageError as error:
             raise _Refusal("bad-model", str(error)) from None
+        self._check_overdrafts(run.joined.key, order.run)
+        # Below again: the owner may have changed the policy since the run was joined.
+        if isinstance(offer, EvaluationOrder):
+            if order.theta != offer.theta:
+                raise _Refusal("bad-model", "the evaluation is of another model")
+            reason = self._evaluator.refusal(offer, self._rows)
+            if reason:
+                raise _Refusal("policy", reason)
+            return theta
+        assert isinstance(terms, SumTerms)
         length = float(np.linalg.norm(theta))
         if not length <= terms.largest_norm:
             raise _Refusal(
                 "bad-model",
                 f"the model has norm {length:g}, above {terms.largest_norm:g}",
             )
-        self._check_overdrafts(run.joined.key, order.run)
-        # Again: the owner may have changed the policy since the run was joined.
         check_offer(offer, self._policy, self._rows, self._num_samples)
         return theta
 
@@ -316,7 +367,7 @@ class SumGuard(Guard):
                 mask_secret=shamir.from_bytes(state.mask_secret),
                 self_secret=shamir.from_bytes(state.self_secret),
             ),
-            ring_bits=terms_of(run.offer).ring_bits,
+            ring_bits=run.terms.ring_bits,
         )
         return AttemptUpload(**self._addressed(order), vector=masked.tobytes())
 
@@ -371,8 +422,12 @@ class SumGuard(Guard):
 
     def _new_vector(self, order: AttemptRoster, run: _Run, theta: Array) -> bytes:
         """Charge a round, then use the rows: the noisy vector of whole numbers."""
-        offer, terms = run.offer, terms_of(run.offer)
-        rows = self._rows_of(order.run, run.joined)
+        offer, rows = run.offer, self._rows_of(order.run, run.joined)
+        if isinstance(offer, EvaluationOrder):
+            refused = self._evaluator.charge(offer)
+            if refused is not None:
+                raise _Refusal(refused.code, refused.reason or "")
+            return sum_vector(offer, theta, rows).astype("<i8").tobytes()
         charge = sum_charge(offer, self._policy.prices)
         overdrawn = self._ledger.charge(order.run, order.round, charge)
         if overdrawn is not None:
@@ -383,7 +438,7 @@ class SumGuard(Guard):
             rows,
             loss=loss_of(offer.loss, offer.num_classes, offer.l2),
             uploads=upload_of(offer),
-            grid=grid_of(terms),
+            grid=grid_of(terms_of(offer)),
         )
         return vector.astype("<i8").tobytes()
 

@@ -1,6 +1,6 @@
 """What a device stores for secure sums, in the file of its ledger.
 
-    keys of the run, and the introduction that was sent
+    keys of the run, and the introduction that was sent; of an evaluation, its order
     the list of peers                 with an entry `peers`, once per run
     the noisy vector and its masks    with the entry `answer`, before anything is sent
     the confirmed list of answers     before its signature is sent
@@ -21,6 +21,7 @@ from fedbudget.fleet.device.ledger_file import LedgerFile
 from fedbudget.fleet.wire.codec import decode, encode
 
 _KEYS, _INTRODUCTION, _PEERS, _STATE = "keys", "introduction", "peers", "state"
+_ORDER = "order"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +54,29 @@ class SumLedger(LedgerFile):
             return None
         return secret, introduction
 
-    def store_keys(self, run: bytes, secret: bytes, introduction: bytes) -> None:
-        """Store the keys of a run, before its introduction is sent."""
+    def evaluation_order(self, run: bytes) -> bytes | None:
+        """Return the order of an evaluation in a sum, if there is one."""
+        with self._open() as database:
+            return _part(database, run, _ORDER)
+
+    def store_keys(
+        self,
+        run: bytes,
+        secret: bytes,
+        introduction: bytes,
+        *,
+        order: bytes | None = None,
+    ) -> None:
+        """Store the keys of a run, before its introduction is sent.
+
+        `order` is that of an evaluation.
+        """
         with self._open() as database:
             database.execute("BEGIN IMMEDIATE")
             _put(database, run, _KEYS, secret)
             _put(database, run, _INTRODUCTION, introduction)
+            if order is not None:
+                _put(database, run, _ORDER, order)
             database.execute("COMMIT")
 
     def peers(self, run: bytes) -> bytes | None:

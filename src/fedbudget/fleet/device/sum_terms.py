@@ -10,12 +10,13 @@ from fedbudget.checks import floats
 from fedbudget.errors import InvalidInputError, MessageError
 from fedbudget.fleet.device.data_file import loss_of
 from fedbudget.fleet.device.exact_uploads import UploadGrid
-from fedbudget.fleet.device.policy import Policy, PricePolicy
+from fedbudget.fleet.device.policy import Policy, PricePolicy, SumPolicy
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import RunOffer
 from fedbudget.fleet.wire.secure_messages import ORDERS, SumTerms
 from fedbudget.ledger import Charge
 from fedbudget.privacy import LocalSteps, NoisyUploads
+from fedbudget.privacy.uploads import check_answers
 
 
 def terms_of(offer: RunOffer) -> SumTerms:
@@ -102,6 +103,30 @@ def check_charged_unit(charged: Mapping[bytes, RunOffer | None], unit: str) -> N
             )
 
 
+def check_answers_policy(
+    least_answers: int, colluders: int, policy: Policy
+) -> SumPolicy:
+    """Raise unless the owner takes part in sums of so many; return the limits.
+
+    Raises:
+        InvalidInputError: With the reason, which reveals only public facts.
+    """
+    limits = policy.sums
+    if limits is None:
+        raise InvalidInputError("the owner takes no part in sums: no [sums] in policy")
+    if least_answers < limits.least_answers:
+        raise InvalidInputError(
+            f"least_answers {least_answers} is below the limit {limits.least_answers}"
+        )
+    if colluders < limits.colluders:
+        raise InvalidInputError(
+            f"colluders {colluders} is below the {limits.colluders} that the owner "
+            "wants to survive"
+        )
+    check_answers(least_answers, colluders)
+    return limits
+
+
 def check_sum(offer: RunOffer, policy: Policy) -> None:
     """Raise unless a run of sums is within the owner's policy.
 
@@ -109,19 +134,8 @@ def check_sum(offer: RunOffer, policy: Policy) -> None:
         InvalidInputError: With the reason, which reveals only public facts.
         MessageError: The terms are damaged.
     """
-    terms, limits = terms_of(offer), policy.sums
-    if limits is None:
-        raise InvalidInputError("the owner takes no part in sums: no [sums] in policy")
-    if terms.least_answers < limits.least_answers:
-        raise InvalidInputError(
-            f"least_answers {terms.least_answers} is below the limit "
-            f"{limits.least_answers}"
-        )
-    if terms.colluders < limits.colluders:
-        raise InvalidInputError(
-            f"colluders {terms.colluders} is below the {limits.colluders} that the "
-            "owner wants to survive"
-        )
+    terms = terms_of(offer)
+    limits = check_answers_policy(terms.least_answers, terms.colluders, policy)
     if limits.unit == "device" and terms.unit != "device":
         raise InvalidInputError("the owner takes part only with unit 'device'")
     if offer.sampling != "full":
