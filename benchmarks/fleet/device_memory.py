@@ -27,6 +27,7 @@ from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import identity_of, make_certificates
 from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
+from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import Reply, RoundOrder, RunOffer, theta_to_bytes
 from fedbudget.fleet.wire.signing import Signer
 
@@ -110,7 +111,8 @@ def drive(folder: Path, port: int, num_rows: int) -> list[float]:
             while (message := connection.receive(30)) is not None:
                 connection.acknowledge(message)
                 if "/reply/" in message.topic:
-                    answer = Reply.from_bytes(message.payload)
+                    body, _ = decode(message.payload)  # signed
+                    answer = Reply.from_bytes(body)
                     if answer.round == number:
                         return answer
             raise TimeoutError(f"no reply to round {number}")

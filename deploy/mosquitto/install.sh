@@ -21,6 +21,10 @@ done
 install -m 600 -o "$user" -g "$user" "$keys/broker.key" "$etc/certs/broker.key"
 install -m 600 -o "$user" -g "$user" "$here/fedbudget.acl" "$etc/fedbudget.acl"
 install -m 644 "$here/fedbudget.conf" "$etc/conf.d/fedbudget.conf"
+# Debian's own mosquitto.conf has this setting already, and it may stand only once.
+if grep -qs '^persistence_location' "$etc/mosquitto.conf"; then
+    sed -i '/^persistence_location/d' "$etc/conf.d/fedbudget.conf"
+fi
 if [ -z "${PREFIX:-}" ] && command -v systemctl >/dev/null; then
     systemctl restart mosquitto
 fi
