@@ -6,7 +6,6 @@ and the sum is right or is not there.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -94,10 +93,10 @@ def test_the_sum_is_right_although_one_device_reveals_wrong_shares(
 
     def changed(name: str, kind: str, payload: bytes) -> bool:
         if (name, kind) == (liar, "revealed-shares"):
-            message = RevealedShares.from_bytes(payload)
+            plain = hostile.reply_keys.open(name, payload)
+            message = RevealedShares.from_bytes(plain)
             shares = dict.fromkeys(unpack_records(message.shares, 32), bytes(32))
-            lie: Any = replace(message, shares=pack_records(shares))
-            fleet.loop.inbox.append(fleet.loop.message(name, lie.to_bytes()))
+            hostile.lie(name, replace(message, shares=pack_records(shares)))
             return False
         return True
 

@@ -16,20 +16,17 @@ from tests.fleet.sums import Hostile
 
 
 def spoil(hostile: Hostile, culprit: str, rounds: set[int]) -> None:
-    loop = hostile.fleet.loop
-
     def changed(name: str, kind: str, payload: bytes) -> bool:
         if (name, kind) != (culprit, "attempt-upload"):
             return True
-        message = AttemptUpload.from_bytes(payload)
+        message = AttemptUpload.from_bytes(hostile.reply_keys.open(name, payload))
         if message.round not in rounds:
             return True
         words = np.frombuffer(message.vector, dtype="<u4") + np.uint32(1 << 30)
-        lie = replace(message, vector=words.tobytes())
-        loop.inbox.append(loop.message(name, lie.to_bytes()))
+        hostile.lie(name, replace(message, vector=words.tobytes()))
         return False
 
-    loop.from_device = changed
+    hostile.fleet.loop.from_device = changed
 
 
 def test_a_wrecked_sum_moves_nothing_and_the_next_one_counts(hostile: Hostile) -> None:

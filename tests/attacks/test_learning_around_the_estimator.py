@@ -156,7 +156,7 @@ def test_automatic_components_depend_on_the_number_of_rows() -> None:
 
 WRAPPERS = [
     CalibratedClassifierCV(MODEL, cv=2),
-    BaggingClassifier(MODEL, n_estimators=1),
+    BaggingClassifier(MODEL, n_estimators=1, bootstrap=False),
     StackingClassifier([("a", MODEL)], cv=2),
     VotingClassifier([("a", MODEL)]),
     GridSearchCV(MODEL, {"row_norm": [1.0]}, cv=2),

@@ -50,7 +50,7 @@ def test_a_read_only_view_does_not_hide_a_writable_array() -> None:
 def test_no_part_can_be_written_to(form: Any) -> None:
     x, ids = form(ROWS), np.arange(10) % 2
     part = Part(x=x, y=LABELS, offsets=OFFSETS)
-    estimated = by_device(x, LABELS, ids, classes=("no", "yes"))
+    estimated, _ = by_device(x, LABELS, ids, classes=("no", "yes"))
     chosen = select_devices(small_data(), [1, 3])
     parts = [part, *split_rows(x, LABELS, ids), estimated.train, chosen.train]
     for each in parts:

@@ -100,11 +100,20 @@ def test_public_shares() -> None:
         (lambda: weight_rows(DATA, class_weight="heavy"), "heavy"),
         (
             lambda: weight_rows(DATA, class_weight={"no": 1.0, "yes": 24.0}),
-            "class_weight .*24",
+            "class_weight .*24 for class 1",
         ),
         (lambda: weight_rows(DATA, class_weight={"no": 1.0}), "one weight for each"),
         (lambda: weight_rows(DATA, sample_weight=[1.0]), "one weight for each"),
-        (lambda: weight_rows(DATA, sample_weight=[2.0]), "sample_weight .*2"),
+        (lambda: weight_rows(DATA, sample_weight=3.0), "one weight for each"),
+        (
+            lambda: weight_rows(DATA, sample_weight=np.full(len(DATA.train), 2.0)),
+            "sample_weight .* got 2 for row 0: divide all .* publicly known maximum",
+        ),
+        (
+            lambda: weight_rows(DATA, sample_weight=np.zeros(len(DATA.train))),
+            "sample_weight is zero for all",
+        ),
+        (lambda: check_shares({"no": "a", "yes": 1}, ("no", "yes")), "got .*'a'"),  # type: ignore[dict-item]
     ],
 )
 def test_bad_weights_are_refused(call: Any, says: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
 from scipy import signal, stats as scipy_stats
@@ -218,6 +219,76 @@ def test_predictions_are_one_per_window(tmp_path: Path) -> None:
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert len(lines) == 5
     assert lines[1].startswith(path.read_text().splitlines()[25])
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", "option"])
+def test_no_predicted_window_mixes_devices(tmp_path: Path, suffix: str) -> None:
+    """Readings of three devices, interleaved: as if each had a table of its own."""
+    schema, table = schema_of(), table_of()
+    order = np.argsort(np.asarray(table["time"]), kind="stable")
+    table = {name: np.asarray(cells)[order] for name, cells in table.items()}
+    theta = np.random.default_rng(1).normal(size=len(schema.feature_names))
+    alone = fb.LinearModel(theta=theta, loss="logistic", schema=schema)
+    each, last = [], []
+    for device in range(3):
+        rows = np.flatnonzero(table["id"] == device)
+        own = {name: cells[rows] for name, cells in table.items()}
+        each.append(alone.probabilities(own)[:, 1])
+        last.append(rows[24::25][:4])
+    by_end = np.argsort(np.concatenate(last))
+    expected = np.concatenate(each)[by_end]
+    assert not np.allclose(alone.probabilities(table)[:12, 1], expected)
+
+    model = replace(alone, device="id")
+    assert model.probabilities(table)[:, 1] == pytest.approx(expected)
+    model.save(tmp_path / "m.json")
+    model = fb.LinearModel.load(tmp_path / "m.json")
+    pipeline = model.to_sklearn()
+    assert pipeline.predict_proba(table)[:, 1] == pytest.approx(expected)
+
+    path = iot.write(tmp_path / "rows.csv", table)
+    out = tmp_path / ("out.csv" if suffix == "option" else f"out{suffix}")
+    if suffix == "option":
+        result = predict_table(alone, path, out, device="id")
+    else:
+        result = predict_table(model, path, out)
+    assert result.num_rows == 12 and result.device == "id"
+    frame = pd.read_parquet(out) if suffix == ".parquet" else pd.read_csv(out)
+    assert frame["probability_yes"].to_numpy() == pytest.approx(expected)
+    ends = np.sort(np.concatenate(last))
+    assert frame["id"].astype(int).tolist() == table["id"][ends].tolist()
+    assert frame["time"].tolist() == table["time"][ends].tolist()
+
+
+def test_tables_whose_windows_belong_to_no_device(tmp_path: Path) -> None:
+    schema, table = schema_of(), table_of()
+    theta = np.ones(len(schema.feature_names))
+    model = fb.LinearModel(theta=theta, loss="logistic", schema=schema, device="watch")
+    path = iot.write(tmp_path / "rows.csv", table)
+    assert predict_table(model, path).device is None  # as one device's
+    unnamed = {"": table["id"], **table}  # such as pandas writes its index
+    nobody = replace(model, device="")
+    assert len(nobody.predict(unnamed)) == 330 // 25
+    written = iot.write(tmp_path / "unnamed.csv", unnamed)
+    assert predict_table(nobody, written).device is None
+    for out in (None, tmp_path / "out.parquet"):
+        with pytest.raises(DataError, match="column 'ids' is not in the table"):
+            predict_table(model, path, out, device="ids")
+    plain = replace(schema, windows=None)
+    rows = fb.LinearModel(
+        theta=np.ones(len(plain.feature_names)), loss="logistic", schema=plain
+    )
+    with pytest.raises(InvalidInputError, match="--device is 'id', and is for windows"):
+        predict_table(rows, path, device="id")
+    text = path.read_text().splitlines()
+    index = text[0].split(",").index("id")
+    cells = text[7].split(",")
+    cells[index] = ""
+    text[7] = ",".join(cells)
+    path.write_text("\n".join(text) + "\n")
+    for out in (None, tmp_path / "out.parquet"):
+        with pytest.raises(DataError, match="row 7 names no device"):
+            predict_table(model, path, out, device="id")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from fedbudget.fleet.secure.peers import Attempt, Member, Peers
 from fedbudget.fleet.secure.protocol import SEALED_BYTES
 from fedbudget.fleet.transport.certificates import identity_of, make_certificates
 from fedbudget.fleet.transport.channel import Message
+from fedbudget.fleet.transport.reply_signatures import ReplyKeys, ReplySigner
 from fedbudget.fleet.wire import secure_messages, topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.framing import Outgoing, pack, unpack
@@ -58,12 +59,6 @@ def kind_of(payload: bytes) -> str:
     if isinstance(plain, list):
         plain = decode(plain[0])
     return str(plain["kind"])
-
-
-def unsigned(payload: bytes) -> bytes:
-    """Return the bytes of a message, signed or not."""
-    plain = decode(payload)
-    return bytes(plain[0]) if isinstance(plain, list) else payload
 
 
 @dataclass
@@ -268,14 +263,9 @@ class SumFleet:
             deadline=self.deadline,
             patience=2,
             precision="float64",
-            authority=self.authority,
+            authority=self.certs / "ca.pem",
         )
         return self.coordinator
-
-    @property
-    def authority(self) -> Path | None:
-        """Of signed replies; replies behind a socket are signed by what relays them."""
-        return None if self.processes else self.certs / "ca.pem"
 
     def declarations(self) -> Sequence[Declaration]:
         return [
@@ -318,6 +308,7 @@ class Hostile:
         self.sent: list[Any] = []  # all that devices have sent
         plan = fleet.plan()
         declarations = fleet.declarations()
+        self.reply_keys = ReplyKeys(declarations, None)
         self.introductions: dict[str, Any] = {}
         for offer in offers_of(
             plan, declarations, run=run, name="demo", precision="float64"
@@ -336,10 +327,8 @@ class Hostile:
     def deliver(self, name: str, topic: str, payload: bytes) -> list[Any]:
         """Return the replies of one device to any message."""
         outgoing = self.fleet.loop.devices[name].handle(topic, payload)
-        replies = [
-            REPLIES[kind_of(item.payload)].from_bytes(unsigned(item.payload))
-            for item in outgoing
-        ]
+        opened = [self.reply_keys.open(name, item.payload) for item in outgoing]
+        replies = [REPLIES[kind_of(plain)].from_bytes(plain) for plain in opened]
         self.sent += replies
         return replies
 
@@ -348,6 +337,13 @@ class Hostile:
         topic = topics.order_again(name)
         replies = self.deliver(name, topic, self.signer.sign(message))
         return replies[0] if replies else None
+
+    def lie(self, name: str, message: Any) -> None:
+        """Let a device send what it has made up, signed with its own key."""
+        signed = ReplySigner(identity_of(self.fleet.certs, name)).sign(
+            message.to_bytes()
+        )
+        self.fleet.loop.inbox.append(self.fleet.loop.message(name, signed))
 
     def meet(self, names: Sequence[str] | None = None) -> None:
         """Introduce the devices to each other."""

@@ -16,6 +16,7 @@ from fedbudget.errors import RecordError
 from fedbudget.planning.advice import advice_of
 from fedbudget.record import RecordedRun, read_run
 from fedbudget.reporting.advice import advice
+from fedbudget.reporting.baselines import local_only
 from fedbudget.reporting.comparison import (
     CENTRAL,
     CONSTANT,
@@ -191,6 +192,9 @@ def test_the_comparison_is_the_runs_own_and_is_stored(folder: Path) -> None:
     assert set(comparison.means) == {RUN, PERSONAL, LOCAL, CONSTANT, CENTRAL}
     reached = recorded.rounds[-1].measured["test_accuracy"]
     assert comparison.means[RUN] == pytest.approx(reached)
+    data, _ = rows_of(recorded)
+    alone = local_only(data).per_device["test_accuracy"]
+    assert np.array_equal(comparison.per_device[LOCAL], alone, equal_nan=True)
     stored = stored_comparison(recorded)
     assert stored is not None and stored.means == comparison.means
     (folder / "comparison.json").write_text("{")

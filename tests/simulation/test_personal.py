@@ -1,5 +1,9 @@
 """Personal models: better than the global and local-only ones, at no charge."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -202,3 +206,26 @@ def test_strong_regularisation_gives_the_centre_and_weights_count_as_copies() ->
     weighted = fit(loss, x, y, strength=0.1, row_weights=twice / twice.sum())
     copied = np.concatenate([x, x[:10]]), np.concatenate([y, y[:10]])
     assert weighted == pytest.approx(fit(loss, *copied, strength=0.1), abs=1e-3)
+
+
+def test_fits_use_one_thread_of_each_blas() -> None:
+    """Also of scipy's, which is loaded late and has threads of its own."""
+    code = (
+        "import sys\n"
+        "from fedbudget.simulation.personal import one_thread\n"
+        "assert 'scipy.optimize' not in sys.modules\n"
+        "with one_thread():\n"
+        "    import scipy.optimize, threadpoolctl\n"
+        "    pools = threadpoolctl.threadpool_info()\n"
+        "print([p['num_threads'] for p in pools if p['user_api'] == 'blas'])\n"
+    )
+    several = {f"{name}_NUM_THREADS": "4" for name in ("OPENBLAS", "OMP", "MKL")}
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | several,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert set(ran.stdout.strip("[]\n").split(", ")) == {"1"}

@@ -6,6 +6,7 @@ expected gradient is the weighted one, and numbers of rows, which are public, do
 change. Replacing one row changes one row's gradient, of norm at most G, whatever the
 draws: the sensitivity is 2 G / N as before. That needs weights that depend on the row
 itself only: from a public table of class shares, never from counts of private rows.
+The guarantee holds for every outcome of the draws, so they need not be secret.
 
 With balanced class weights the rarest class has weight 1 and every other class the
 share of the rarest over its own: all classes count the same in expectation. The price
@@ -20,13 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedbudget.checks import Array, one_of, within
+from fedbudget.checks import Array, numbers, one_of, within
 from fedbudget.data.columns import Bools
 from fedbudget.data.dataset import Dataset, Part
 from fedbudget.data.partitions import generator
 from fedbudget.errors import InvalidInputError
 from fedbudget.text import shown
 
+# A row that counts more than once would raise the sensitivity.
+DIVIDE = "divide all weights by a publicly known maximum"
 _SUM = 0.02  # shares need not sum to 1 exactly: they are rounded
 
 
@@ -68,7 +71,8 @@ def check_shares(shares: Mapping[str, float], classes: tuple[str, ...] | None) -
             f"{shown(list(classes))}: give one share for each",
             argument="class_shares",
         )
-    values = np.array([shares[name] for name in classes], dtype=np.float64)
+    given = [shares[name] for name in classes]
+    values = np.asarray(numbers("class_shares", given), dtype=np.float64)
     if not (values > 0).all() or abs(values.sum() - 1) > _SUM:
         raise InvalidInputError(
             f"class shares {shown(dict(shares))} must be above 0 and sum to 1: give "
@@ -119,20 +123,43 @@ def weight_rows(
     Raises:
         InvalidInputError: A weight is outside [0, 1], or does not fit the data.
     """
+    if class_weight is None and sample_weight is None:
+        return data
     weights = np.ones(len(data.train))
     if class_weight is not None:
         weights = _of_classes(data, class_weight, class_shares)[data.train.y]
     if sample_weight is not None:
-        own = np.asarray(within("sample_weight", sample_weight, least=0, most=1))
-        if own.shape != weights.shape:
-            raise InvalidInputError(
-                f"sample_weight has shape {own.shape}, there are {len(weights)} "
-                "training rows: give one weight for each",
-                argument="sample_weight",
-            )
-        weights = weights * own
+        weights = weights * check_sample_weight(sample_weight, len(weights))
     keep = generator(seed, stream=7).random(len(weights)) < weights
     return replace(data, train=_zeroed(data.train, keep))
+
+
+def check_sample_weight(
+    sample_weight: ArrayLike, num_rows: int, *, remedy: str = DIVIDE
+) -> Array:
+    """Return the weight of each row, in [0, 1].
+
+    Raises:
+        InvalidInputError: A weight is outside, there is not one for each row, or all
+            are 0.
+    """
+    shape = np.asarray(sample_weight, dtype=object).shape
+    if shape != (num_rows,):
+        raise InvalidInputError(
+            f"sample_weight has shape {shape}, there are {num_rows} training rows: "
+            "give one weight for each",
+            argument="sample_weight",
+        )
+    weights = np.asarray(
+        within("sample_weight", sample_weight, least=0, most=1, of="row", remedy=remedy)
+    )
+    if not weights.any():
+        raise InvalidInputError(
+            f"sample_weight is zero for all {num_rows} rows, and nothing would be "
+            "learned: give at least one row a weight above 0, up to 1",
+            argument="sample_weight",
+        )
+    return weights
 
 
 def _of_classes(data: Dataset, class_weight: Any, class_shares: Any) -> Array:
@@ -145,7 +172,9 @@ def _of_classes(data: Dataset, class_weight: Any, class_shares: Any) -> Array:
                 argument="class_weight",
             )
         values = [class_weight[name] for name in data.classes]
-        return np.asarray(within("class_weight", values, least=0, most=1))
+        return np.asarray(
+            within("class_weight", values, least=0, most=1, of="class", remedy=DIVIDE)
+        )
     one_of("class_weight", class_weight, ("balanced",))
     if class_shares is None:
         raise InvalidInputError(

@@ -19,6 +19,8 @@ from fedbudget.data.columns import (
     Cells,
     Coded,
     Column,
+    as_coded,
+    as_column,
     check_name,
     keep_rows,
     missing,
@@ -216,13 +218,14 @@ def _in_order(
                 "window: leave it out, or shorten the windows",
                 argument="windows",
             )
-    taken: dict[str, Column] = {
-        name: Coded(codes=c.codes[rows], values=c.values)
-        if isinstance(c, Coded)
-        else c[rows]
-        for name, c in columns.items()
-    }
+    taken = {name: _taken(column, rows) for name, column in columns.items()}
     return taken, Coded(codes=ends, values=owners.values)
+
+
+def _taken(column: Column, rows: NDArray[np.int64]) -> Column:
+    if isinstance(column, Coded):
+        return Coded(codes=column.codes[rows], values=column.values)
+    return column[rows]
 
 
 def _warned_caveats(division: Partition, *, drop: bool) -> list[str]:
@@ -268,12 +271,14 @@ def read_sample(source: Any, schema: Schema) -> tuple[Rows, Labels]:
     return schema.encode(columns), schema.encode_label(columns[schema.label])
 
 
-def read_features(source: Any, schema: Schema) -> dict[str, Cells]:
+def read_features(source: Any, schema: Schema, device: str = "") -> dict[str, Cells]:
     """Read the columns that the schema's features need; the label is not needed.
 
     Args:
         source: A dict of columns, or as for `from_table`.
         schema: That of the model.
+        device: The column of the devices. If the schema has windows and the table has
+            this column, rows are returned window by window, each of one device.
 
     Raises:
         DataError: A column is missing, or the table cannot be read.
@@ -281,9 +286,19 @@ def read_features(source: Any, schema: Schema) -> dict[str, Cells]:
     if isinstance(source, Mapping):
         for name in schema.features:
             check_name(list(source), name)
-        return {name: source[name] for name in schema.features}
-    table = read_table(source, text=category_texts(schema, None))
-    return {n: _read(table, n, kind) for n, kind in schema.features.items()}
+        cells: dict[str, Cells] = {name: source[name] for name in schema.features}
+        names = list(source)
+        owners = as_coded(source[device]) if device and device in names else None
+    else:
+        named = device if device and schema.windows is not None else None
+        table = read_table(source, text=category_texts(schema, named))
+        cells = {n: _read(table, n, kind) for n, kind in schema.features.items()}
+        names = table.column_names
+        owners = read_devices(table, device) if device and device in names else None
+    if schema.windows is None or owners is None:
+        return cells
+    rows = schema.windows.by_device(owners)
+    return {name: _taken(as_column(column), rows) for name, column in cells.items()}
 
 
 def _read(table: Any, name: str, kind: Feature) -> Column:

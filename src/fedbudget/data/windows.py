@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fedbudget.checks import whole
 from fedbudget.data.columns import Cells, Coded, Column, Numbers, as_column
 from fedbudget.data.features import Feature, Numeric
-from fedbudget.errors import InvalidInputError
+from fedbudget.errors import DataError, InvalidInputError
 from fedbudget.text import shown
 
 Readings = NDArray[np.float64]  # shape (windows, readings per window)
@@ -284,6 +284,21 @@ class Windows:
         if isinstance(column, Coded):
             return Coded(codes=column.codes[last], values=column.values)
         return column[last]
+
+    def by_device(self, owners: Coded) -> NDArray[np.int64]:
+        """Return the rows of whole windows, each of one device, by their last rows.
+
+        Raises:
+            DataError: A reading has no device.
+        """
+        codes = np.asarray(owners.codes, dtype=np.int64)
+        if (codes < 0).any():
+            raise DataError(
+                f"row {int(np.argmax(codes < 0)) + 1} names no device, so its reading "
+                "belongs to no window: fill the cell"
+            )
+        windows = self.arranged(codes, None).reshape(-1, self.length)
+        return np.asarray(windows[np.argsort(windows[:, -1])].reshape(-1))
 
     def arranged(
         self, owners: NDArray[np.int64], times: NDArray[Any] | None

@@ -1,9 +1,11 @@
 """PrivateFederatedClassifier, PrivateFederatedRegressor and their base class."""
 
+import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import log
 from typing import Any, Self
 
 import numpy as np
@@ -23,8 +25,15 @@ from fedbudget.budget import (
     Budget,
     Prices,
 )
-from fedbudget.checks import Array, PerDevice, within
+from fedbudget.checks import Array, PerDevice, number, within
 from fedbudget.data import Dataset
+from fedbudget.data.row_weights import (
+    DIVIDE,
+    balanced_threshold,
+    check_sample_weight,
+    check_shares,
+    weight_rows,
+)
 from fedbudget.errors import (
     DataError,
     InvalidInputError,
@@ -47,6 +56,7 @@ from fedbudget.privacy import Kind, Trust, Unit
 from fedbudget.problem import USUAL_DISSIMILARITY
 from fedbudget.release.devices import ReleaseDevices
 from fedbudget.simulation.devices import SimulatedDevices
+from fedbudget.text import shown
 from fedbudget.training import Run, train
 
 _ONE_DEVICE = (
@@ -54,6 +64,9 @@ _ONE_DEVICE = (
     "a search or a cross-validation: enable metadata routing, set_fit_request("
     "groups=True))"
 )
+
+# Bagging passes numbers of repetitions as weights.
+_LARGE_WEIGHT = f"{DIVIDE}; in bagging, set bootstrap=False"
 
 EPSILON = 1.0  # scikit-learn requires a default: a strong guarantee
 
@@ -96,6 +109,7 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
         X: Any,  # noqa: N803  # scikit-learn's name
         y: Any,
         groups: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Plan within the budgets and train; every call spends the budgets again.
 
@@ -105,6 +119,9 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
             groups: The device of each row. Without them, one device holds all rows:
                 the guarantee is the same, but nothing is federated, and a
                 `OneDeviceWarning` is issued.
+            sample_weight: A weight in [0, 1] per row, which must depend on that row
+                only; shape (n,). A row is kept with its weight as the probability, or
+                trains nothing: the guarantee and the noise stay as they are.
         """
         within("row_norm", self.row_norm, above=0)
         around = warn_of_pipeline(self)
@@ -120,15 +137,32 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
         if around:
             steps = ", ".join(around)
             caveats.append(f"NOT covered: what {steps} learns from the same rows")
+        if sample_weight is not None:
+            sample_weight = check_sample_weight(
+                sample_weight, len(labels), remedy=_LARGE_WEIGHT
+            )
+            caveats.append(
+                "NOT covered: sample_weight, if a row's weight depends on other rows"
+            )
         rows = unit_rows(x, row_norm=self.row_norm, intercept=self.fit_intercept)
-        run = self._train(by_device(rows, labels, groups, classes=self._class_names()))
+        data, order = by_device(rows, labels, groups, classes=self._class_names())
+        own = None if sample_weight is None else np.asarray(sample_weight)[order]
+        run = self._train(data, own)
         self.plan_, self.kind_ = run.plan, run.kind
         self.privacy_statement_ = str(replace(run.privacy, caveats=tuple(caveats)))
         self._store(run.theta.reshape(run.plan.model.num_outputs, -1))
         return self
 
-    def _train(self, data: Dataset) -> Run:
+    def _train(self, data: Dataset, sample_weight: Array | None) -> Run:
         """Plan, and release a model; with a random_state, simulate one."""
+        release = self.random_state is None
+        if release:
+            seed = int.from_bytes(os.urandom(8), "little")
+        else:
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        data = weight_rows(
+            data, **self._class_options(), sample_weight=sample_weight, seed=seed
+        )
         budget = Budget(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -152,9 +186,9 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
             weights=self.weights,
             target=self.target,
         )
-        if self.random_state is None:
+        best = replace(best, threshold=self._threshold())
+        if release:
             return train(best, ReleaseDevices(data, budget=budget, prices=prices))
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         devices = SimulatedDevices(data, seed=seed, budget=budget, prices=prices)
         return train(best, devices)
 
@@ -184,6 +218,14 @@ class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has n
     def _class_names(self) -> tuple[str, ...] | None:
         """Return the classes' names; none for regression."""
         return None
+
+    def _class_options(self) -> dict[str, Any]:
+        """Return the options of `weight_rows` for classes; none for regression."""
+        return {}
+
+    def _threshold(self) -> float:
+        """Return the plan's threshold, which regression does not use."""
+        return 0.5
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -240,6 +282,14 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
             norm.
         classes: The classes, which must be public. Without them, they are read from y,
             and a `NotPrivateWarning` is issued.
+        class_weight: "balanced" lets all classes count the same: rows of frequent
+            classes are left out at random, by `class_shares`. Or a weight in [0, 1]
+            for each class, {class: weight}. The guarantee and the noise stay.
+        class_shares: The publicly known share of each class, {class: share}, never
+            counted on private rows.
+        threshold: With two classes that have probabilities: predict the second one
+            above this probability, a number in (0, 1), or "shares": above its share in
+            `class_shares`. None: 0.5. `decision_function` does not depend on it.
         dissimilarity: How heterogeneous (unlike) the devices are: iid, mild, strong or
             a number.
         planner: joint, bound or paper.
@@ -287,6 +337,9 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         row_norm: float = 1.0,
         fit_intercept: bool = True,
         classes: Sequence[Any] | NDArray[Any] | None = None,
+        class_weight: str | Mapping[Any, float] | None = None,
+        class_shares: Mapping[Any, float] | None = None,
+        threshold: float | str | None = None,
         dissimilarity: str | float = USUAL_DISSIMILARITY,
         planner: str = PLANNER,
         accountant: str = ACCOUNTANT,
@@ -309,6 +362,9 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         self.row_norm = row_norm
         self.fit_intercept = fit_intercept
         self.classes = classes
+        self.class_weight = class_weight
+        self.class_shares = class_shares
+        self.threshold = threshold
         self.dissimilarity = dissimilarity
         self.planner = planner
         self.accountant = accountant
@@ -318,9 +374,12 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
         """Return the class of each row; shape (n,)."""
-        scores = self._scores(X)
-        best = scores[:, 0] > 0 if scores.shape[1] == 1 else scores.argmax(axis=1)
-        return np.asarray(self.classes_[best.astype(np.int64)])
+        scores = self.decision_function(X)
+        if scores.ndim > 1:
+            return np.asarray(self.classes_[scores.argmax(axis=1)])
+        threshold = self.plan_.threshold
+        above = scores > log(threshold / (1 - threshold))
+        return np.asarray(self.classes_[above.astype(np.int64)])
 
     def decision_function(self, X: Any) -> Array:  # noqa: N803
         """Return scores: of the second class, shape (n,), or of all, shape (n, C)."""
@@ -370,11 +429,53 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
     def _class_names(self) -> tuple[str, ...]:
         return tuple(map(str, self.classes_))
 
+    def _by_name(self, argument: str, values: Any) -> dict[str, float]:
+        """Return values of classes by the classes' names."""
+        if not isinstance(values, Mapping):
+            raise InvalidInputError(
+                f"{argument} {shown(values)} is not a mapping: give "
+                f"{{class: number}} for each of the {len(self.classes_)} classes",
+                argument=argument,
+            )
+        names = dict(zip(self.classes_.tolist(), self._class_names(), strict=True))
+        return {names.get(each, str(each)): value for each, value in values.items()}
+
+    def _class_options(self) -> dict[str, Any]:
+        weight, shares = self.class_weight, self.class_shares
+        if weight is not None and not isinstance(weight, str):
+            weight = self._by_name("class_weight", weight)
+        if shares is not None:
+            shares = self._by_name("class_shares", shares)
+            check_shares(shares, self._class_names())
+        return {"class_weight": weight, "class_shares": shares}
+
+    def _threshold(self) -> float:
+        if self.threshold is None:
+            return 0.5
+        if self.threshold == "shares":
+            if self.class_shares is None:
+                raise InvalidInputError(
+                    "threshold 'shares' needs publicly known class shares: give "
+                    "class_shares={class: share}",
+                    argument="class_shares",
+                )
+            shares = self._by_name("class_shares", self.class_shares)
+            return balanced_threshold(shares, self._class_names())
+        if len(self.classes_) != 2:
+            raise InvalidInputError(
+                f"threshold {shown(self.threshold)} is for two classes, there are "
+                f"{len(self.classes_)}: leave it out",
+                argument="threshold",
+            )
+        remedy = "give a probability, or 'shares' with class_shares"
+        return number("threshold", self.threshold, above=0, below=1, remedy=remedy)
+
 
 class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: ignore[misc]
     """A linear regressor with the Huber loss, trained within both budgets.
 
-    Parameters and attributes are those of `PrivateFederatedClassifier`, except for:
+    Parameters and attributes are those of `PrivateFederatedClassifier`, without those
+    of classes and except for:
 
     Args:
         target_range: Public (low, high) of y; values outside are clipped in `fit`.

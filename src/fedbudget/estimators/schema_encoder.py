@@ -24,8 +24,9 @@ class SchemaEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # n
     [[0.707..., 0.707...]]
     """
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, device: str = "") -> None:
         self.schema = schema
+        self.device = device  # its column: no window mixes the readings of devices
 
     def fit(self, X: Any = None, y: Any = None) -> Self:  # noqa: N803
         """Do nothing: the schema says all."""
@@ -36,7 +37,7 @@ class SchemaEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # n
 
     def transform(self, X: Any) -> Rows:  # noqa: N803
         """Encode a frame, a dict of columns or a file's path."""
-        return self.schema.encode(read_features(X, self.schema))
+        return self.schema.encode(read_features(X, self.schema, self.device))
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """Return the names of the encoded columns."""

@@ -76,8 +76,11 @@ def scaled(x: Any, factors: Array) -> Any:
 
 def by_device(
     x: Rows, y: Labels, groups: ArrayLike | None, *, classes: tuple[str, ...] | None
-) -> Dataset:
+) -> tuple[Dataset, NDArray[np.int64]]:
     """Store the rows device by device; without groups, one device holds all.
+
+    Returns:
+        The data, and the position in x of each of its training rows.
 
     Raises:
         DataError: There is not one group for each row.
@@ -88,7 +91,7 @@ def by_device(
     offsets = offsets.astype(np.int64)
     part = Part(x=x[order], y=y[order], offsets=offsets, owned=True)
     empty = Part(x=x[:0], y=y[:0], offsets=np.zeros(len(names) + 1, np.int64))
-    return Dataset(
+    data = Dataset(
         name="rows",
         train=part,
         validation=empty,
@@ -98,6 +101,7 @@ def by_device(
         classes=classes,
         dissimilarity="mild",
     )
+    return data, order
 
 
 def _devices(

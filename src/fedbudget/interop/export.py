@@ -59,6 +59,9 @@ class LinearModel:
     schema: Schema | None = None  # how raw columns are encoded; None: not known
     # With two classes: the second is predicted where its probability is above this.
     threshold: float = 0.5
+    # The column of the devices in training. A table that has it may hold readings of
+    # several devices: no window mixes them.
+    device: str = ""
 
     def __post_init__(self) -> None:
         theta = np.array(self.theta, dtype=np.float64).reshape(-1)
@@ -152,6 +155,10 @@ class LinearModel:
                 a CSV or Parquet file. Or a matrix (NumPy or CSR), whose columns are
                 those of an encoded row.
 
+        With windows, rows are in the order of time. If the table has the column
+        `device`, each window is of one device; without it, the rows are one device's.
+        Windows are in the order of their last rows.
+
         Raises:
             DataError: A column or a value does not match the schema.
         """
@@ -166,7 +173,7 @@ class LinearModel:
             raise DataError(_NO_SCHEMA.format(self.dim))
         from fedbudget.data.tables import read_features
 
-        return self.schema.encode(read_features(table, self.schema))
+        return self.schema.encode(read_features(table, self.schema, self.device))
 
     def predict(self, table: Any) -> NDArray[Any]:
         """Return the class of each row, or its value in the label's unit; shape (n,).
@@ -282,6 +289,7 @@ class LinearModel:
             schema=schema,
             threshold=run.plan.threshold,
             privacy=str(run.privacy),
+            device=str(run.about.get("device") or ""),
             feature_names=() if schema else tuple(run.about.get("feature_names") or ()),
             classes=None if classes is None else tuple(map(str, classes)),
         )
@@ -317,7 +325,8 @@ class LinearModel:
 
         from fedbudget.estimators.schema_encoder import SchemaEncoder
 
-        return Pipeline([("encode", SchemaEncoder(self.schema)), ("model", fitted)])
+        encoder = SchemaEncoder(self.schema, self.device)
+        return Pipeline([("encode", encoder), ("model", fitted)])
 
     def _linear(self) -> Any:
         """Return the linear model for encoded rows."""
@@ -387,6 +396,7 @@ class LinearModel:
             "schema": None if self.schema is None else self.schema.to_dict(),
             "schema_digest": None if self.schema is None else self.schema.digest,
             "privacy": self.privacy,
+            "device": self.device,
         }
 
     @classmethod
@@ -416,6 +426,7 @@ class LinearModel:
             threshold=plain["threshold"],
             schema=read_schema(plain.get("schema"), plain.get("schema_digest")),
             privacy=str(plain["privacy"]),
+            device=str(plain.get("device", "")),  # older files have none
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -24,7 +24,7 @@ from fedbudget.errors import (
 from fedbudget.files import whole_file
 from fedbudget.losses import Loss
 from fedbudget.record import RecordedRun
-from fedbudget.reporting.baselines import centralised, constant, local_only
+from fedbudget.reporting.baselines import centralised, constant
 from fedbudget.simulation.measuring import measure_devices, measure_new
 from fedbudget.simulation.personal import (
     adapt_all,
@@ -98,13 +98,17 @@ def compare(
         models[CENTRAL] = baseline.theta
         return on_own_rows(baseline.theta)
 
+    def personal() -> Array:
+        adapted = adapt_all(data, model, theta)
+        alone.extend(device.own for device in adapted)
+        return on_own_rows(np.array([device.theta for device in adapted]))
+
     models = {RUN: theta}
+    alone: list[Array] = []  # local-only models, which adapting fits, too
     parts: dict[str, Callable[[], Array]] = {
         RUN: lambda: on_own_rows(theta),
-        PERSONAL: lambda: on_own_rows(
-            np.array([personal.theta for personal in adapt_all(data, model, theta)])
-        ),
-        LOCAL: lambda: on_own_rows(local_only(data, loss=model.name).theta),
+        PERSONAL: personal,
+        LOCAL: lambda: on_own_rows(np.array(alone)),
         CONSTANT: lambda: constant(data, loss=model.name).per_device[metric],
         CENTRAL: central,
     }

@@ -228,8 +228,13 @@ def smooth(loss: Loss) -> Loss:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit BLAS to one thread: a device has too few rows for more to be faster."""
+    """Limit BLAS to one thread: a device has too few rows for more to be faster.
+
+    Only libraries that are loaded are limited, and scipy has a BLAS of its own: it is
+    loaded first. Its threads would wait for each other for most of the time.
+    """
     try:
+        import scipy.optimize  # noqa: F401  # loads its BLAS
         from threadpoolctl import threadpool_limits
     except ImportError:
         yield

@@ -119,3 +119,33 @@ def test_a_base_install_is_enough(alarms: tuple[Path, Path], tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     assert len(out.read_text().splitlines()) == 301
+
+
+def test_windows_say_whose_readings_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run knows the device column of its training."""
+    rng = np.random.default_rng(2)
+    owner = np.tile(np.arange(3), 400)  # interleaved
+    force = rng.uniform(-1, 1, 1200)
+    table = {"watch": owner, "force": force, "y": np.where(owner > 1, "no", "yes")}
+    path = iot.write(tmp_path / "rows.csv", table)
+    schema = {
+        "label": {"name": "y", "values": ["no", "yes"]},
+        "features": {"force": {"low": -1, "high": 1}},
+        "windows": {"length": 20, "columns": ["force"]},
+    }
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    folder = str(tmp_path / "run")
+    options = ["--label", "y", "--device", "watch", "--epsilon", "4", "--cost", "300"]
+    options += ["--schema", str(tmp_path / "schema.json"), "--out", folder]
+    result = run(capsys, "train", str(path), *options)
+    assert result.code == 0, result.err
+    result = run(capsys, "predict", folder, str(path))
+    assert "60 rows" in result.words and "readings of one watch each" in result.words
+    plain = json.loads(run(capsys, "predict", folder, str(path), "--json").out)
+    assert plain["device"] == "watch"
+    other = iot.write(tmp_path / "other.csv", {"force": force, "who": owner})
+    assert "taken as one device's" in run(capsys, "predict", folder, str(other)).words
+    result = run(capsys, "predict", folder, str(other), "--device", "who")
+    assert "readings of one who each" in result.words

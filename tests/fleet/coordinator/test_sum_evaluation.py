@@ -57,7 +57,7 @@ def measured(fleet: SumFleet, theta: Any, **changes: Any) -> Evaluation:
         "epsilon": 0.5,
         "measure": "correct",
         "seconds": 30.0,
-        "authority": fleet.authority,
+        "authority": fleet.certs / "ca.pem",
     }
     return evaluate(fleet.loop, run, theta, **(settings | changes))
 

@@ -38,6 +38,16 @@ def predict(
             show_default=False,
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="For windows of readings, the column of the devices: no window mixes "
+            "their readings. Rows are in the order of time. Default: that of the "
+            "training, if the table has it; without it, all rows are one device's.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict the rows of a table: label names, or numbers in the label's unit."""
@@ -45,7 +55,7 @@ def predict(
     from fedbudget.interop.prediction import predict_table
 
     linear = LinearModel.load(model)
-    result = predict_table(linear, table, out)
+    result = predict_table(linear, table, out, device=device)
     if as_json:
         digest = None if linear.schema is None else linear.schema.digest
         facts = {"file": out, "rows": result.num_rows, "label": linear.label}
@@ -56,6 +66,7 @@ def predict(
                 "classes": dict(result.classes) or None,
                 "first": result.first,
                 "schema_digest": digest,
+                "device": result.device,
             }
         )
         return
@@ -87,10 +98,21 @@ def _show(model: "LinearModel", result: "Predictions", out: str | None) -> None:
             for row in result.first:
                 shown.add_row(*(_cell(row[name]) for name in names))
             show_table(console, shown)
+        if model.schema is not None and model.schema.windows is not None:
+            show_item(console, _whose(result.device))
         if out is None:
             show_item(console, "the first rows; --out FILE writes all of them")
         else:
             show_item(console, f"the first rows; all of them: {one_line(out)}")
+
+
+def _whose(device: str | None) -> str:
+    if device is None:
+        return (
+            "one row per window; all rows were taken as one device's: --device COLUMN "
+            "keeps several apart"
+        )
+    return f"one row per window, of the readings of one {one_line(device)} each"
 
 
 def _cell(value: object) -> str:

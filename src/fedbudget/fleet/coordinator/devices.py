@@ -30,6 +30,7 @@ from fedbudget.fleet.coordinator.checkpoints import (
 )
 from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
+    DEAF,
     MINIMUM,
     NAME,
     PARTICIPATION,
@@ -71,7 +72,6 @@ from fedbudget.training import Order, Replies
 _BATCH = 256  # messages stored in one transaction
 _ENVELOPE = 4096  # bytes of a reply besides its model, at most
 _FIRST_REPEAT, _LONGEST_REPEAT = 1.0, 16.0  # seconds until an order is repeated
-_DEAF = 10.0  # seconds without any message before the coordinator connects again
 _log = logging.getLogger(__name__)
 
 
@@ -350,7 +350,7 @@ class FleetDevices:
         A device that has answered sends its stored answer again, without a charge.
         """
         repeats = Backoff(max(_FIRST_REPEAT, 2 * self._half_seconds), _LONGEST_REPEAT)
-        reconnects, publishes = Backoff(_DEAF), Backoff(self.deadline / 2)
+        reconnects, publishes = Backoff(DEAF), Backoff(self.deadline / 2)
         heard, half_seconds = 0.0, None
         self._quorum_seconds = math.inf
         while not self._is_over(current, time.monotonic() - started):

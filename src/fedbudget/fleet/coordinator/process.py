@@ -321,8 +321,11 @@ def _make_plan(
 
 
 def _authority(settings: Settings) -> Path | None:
-    """Return the authority of the fleet's certificates, if it is known."""
-    if settings.authority is not None:
+    """Return the authority of the certificates that devices must sign with, if any.
+
+    All devices of a broker have one. Without a broker, those of sums have one.
+    """
+    if settings.authority is not None and settings.trust == "sum":
         return settings.authority
     identity = settings.broker.identity
     return None if identity is None else Path(identity.ca)

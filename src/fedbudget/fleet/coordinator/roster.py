@@ -367,6 +367,10 @@ def plan_fleet(
     unsigned = ReplyKeys(declarations, authority).problems
     declarations = _logged(_select(declarations, unsigned), roster)
     declarations = _logged(_with_schema(declarations, schema), roster)
+    if not declarations:
+        raise InfeasibleBudgetError(
+            "no device can take part: the log has the reason for each of them"
+        )
     trust = str((promise or {}).get("trust", "uploads"))
     selected = _logged(_with_budget(declarations, trust), roster)
     if not selected:

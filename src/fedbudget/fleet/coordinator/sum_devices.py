@@ -20,6 +20,7 @@ import numpy as np
 from fedbudget.checks import Array
 from fedbudget.errors import InvalidInputError, TrainingError
 from fedbudget.fleet.coordinator.checkpoints import Outcome, StoredReply
+from fedbudget.fleet.coordinator.defaults import DEAF
 from fedbudget.fleet.coordinator.devices import Backoff, FleetDevices
 from fedbudget.fleet.coordinator.sum_rounds import (
     Collector,
@@ -55,7 +56,6 @@ from fedbudget.training import Order
 
 _log = logging.getLogger(__name__)
 _REPEAT = 1.0, 16.0  # seconds: the first and the longest until an order is repeated
-_DEAF = 10.0  # seconds without any message before the coordinator connects again
 _MOST_ATTEMPTS = 5  # at one round, since the coordinator's start
 _MOST_WRECKED = 3  # sums in a row, before the run stops
 _PEER = 160  # bytes of a message for each peer, at most
@@ -296,7 +296,7 @@ class SumDevices(FleetDevices):
         self._phase = phase
         early = phase in (Phase.INTRODUCTIONS, Phase.KEYS)
         most = self.deadline * (self.patience if early else 1)
-        repeats, reconnects = Backoff(*_REPEAT), Backoff(_DEAF)
+        repeats, reconnects = Backoff(*_REPEAT), Backoff(DEAF)
         started, heard = time.monotonic(), 0.0
         while True:
             elapsed = time.monotonic() - started

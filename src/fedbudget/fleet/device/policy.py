@@ -234,6 +234,13 @@ class Policy:
         """The number of rows that no run trains on."""
         return 0 if self.evaluation is None else self.evaluation.num_samples
 
+    @property
+    def identity(self) -> Identity | None:
+        """The certificate with which the device signs, if it has one."""
+        if self.broker is not None:
+            return self.broker.identity
+        return None if self.sums is None else self.sums.identity
+
 
 def read_policy(path: str | Path) -> Policy:
     """Read and check a policy.
@@ -273,8 +280,7 @@ def read_policy(path: str | Path) -> Policy:
         ),
     )
     if "sums" in plain:
-        identity = None if policy.broker is None else policy.broker.identity
-        sums = _sums(top.section("sums"), path.parent, identity)
+        sums = _sums(top.section("sums"), path.parent, policy.identity)
         policy = replace(policy, sums=sums)
         for name in ("renewal", "evaluation"):
             if sums.unit == "device" and name in plain:

@@ -48,10 +48,9 @@ class Device:
     def __init__(self, policy: Policy) -> None:
         self.name, self.availability = policy.device, policy.availability
         self._guard = guard_of(policy)
-        broker = policy.broker
         self._signer: ReplySigner | None = None  # without a certificate
-        if broker is not None and broker.identity is not None:
-            self._signer = ReplySigner(broker.identity)
+        if policy.identity is not None:
+            self._signer = ReplySigner(policy.identity)
         largest = 8 * self._guard.num_params + _OVERHEAD
         if policy.sums is not None:
             largest += MOST_PEERS * _PEER

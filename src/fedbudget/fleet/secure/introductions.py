@@ -4,7 +4,6 @@ A device takes part in a sum only with peers whose certificates the authority in
 owner's policy has issued. Whoever holds that authority's key can invent peers.
 """
 
-import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.secure.masks import agree
 from fedbudget.fleet.secure.peers import Member, Peers, RunKeys
-from fedbudget.fleet.transport.certificates import check_name
+from fedbudget.fleet.transport.certificates import certified_key, check_name
 from fedbudget.fleet.wire.codec import encode
 from fedbudget.fleet.wire.secure_messages import Introduction
 
@@ -104,40 +103,21 @@ def check_introduction(introduction: Introduction, authority: Path) -> None:
     Raises:
         InvalidInputError: The certificate or the signature is invalid.
     """
-    from cryptography import x509
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.x509.oid import NameOID
 
     # The server has certificates of the same authority: its own names are no peers.
-    name, issuer = check_name(introduction.device), _load(_read(authority))
-    try:
-        certificate = x509.load_der_x509_certificate(introduction.certificate)
-        certificate.verify_directly_issued_by(issuer)
-    except (InvalidSignature, ValueError, TypeError):
-        raise InvalidInputError(
-            f"the certificate of peer {name!r} is not of the authority that the policy "
-            "names: this device takes part with its own peers only"
-        ) from None
+    name = check_name(introduction.device)
+    key = certified_key(
+        introduction.certificate,
+        name,
+        authority,
+        whose=f"the certificate of peer {name!r}",
+    )
     agree(bytes(32), introduction.share_key)  # refuses points of small order
-    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    now = datetime.datetime.now(datetime.UTC)
-    if [item.value for item in names] != [name]:
-        raise InvalidInputError(f"the certificate of peer {name!r} has another name")
-    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-        raise InvalidInputError(f"the certificate of peer {name!r} has expired")
-    crl = authority.with_name("crl.pem")
-    if crl.is_file():
-        listed = x509.load_pem_x509_crl(_read(crl))
-        serial = certificate.serial_number
-        if listed.get_revoked_certificate_by_serial_number(serial) is not None:
-            raise InvalidInputError(f"the certificate of peer {name!r} is revoked")
-    key = certificate.public_key()
     statement = _statement(introduction.run, member_of(introduction))
     try:
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise InvalidSignature
         key.verify(introduction.signature, statement, ec.ECDSA(SHA256()))
     except InvalidSignature:
         raise InvalidInputError(

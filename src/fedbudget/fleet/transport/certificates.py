@@ -123,6 +123,55 @@ def check_name(name: str) -> str:
     return name
 
 
+def certified_key(
+    certificate: bytes, name: str, authority: Path, *, whose: str
+) -> "ec.EllipticCurvePublicKey":
+    """Return the key of a certificate that is valid, of this name and authority.
+
+    Args:
+        certificate: In DER.
+        name: That it must have.
+        authority: Its certificate; a list of revoked ones may be beside it.
+        whose: The certificate in words, for errors: "the certificate of peer 'a'".
+
+    Raises:
+        InvalidInputError: It is not of the authority, of another name, expired or
+            revoked.
+    """
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    try:
+        issuer = x509.load_pem_x509_certificate(authority.read_bytes())
+        read = x509.load_der_x509_certificate(certificate)
+        read.verify_directly_issued_by(issuer)
+        crl, revoked = authority.with_name("crl.pem"), None
+        if crl.is_file():
+            listed = x509.load_pem_x509_crl(crl.read_bytes())
+            revoked = listed.get_revoked_certificate_by_serial_number(
+                read.serial_number
+            )
+    except (OSError, InvalidSignature, ValueError, TypeError) as error:
+        raise InvalidInputError(
+            f"{whose} is not of the authority in {str(authority)!r} "
+            f"({str(error) or 'wrong signature'}): issue it with fedbudget certs"
+        ) from None
+    names = read.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    now = datetime.datetime.now(datetime.UTC)
+    key = read.public_key()
+    if [item.value for item in names] != [name]:
+        raise InvalidInputError(f"{whose} has another name than {name!r}")
+    if not read.not_valid_before_utc <= now <= read.not_valid_after_utc:
+        raise InvalidInputError(f"{whose} has expired: fedbudget certs renew")
+    if revoked is not None:
+        raise InvalidInputError(f"{whose} is revoked: enrol the device again")
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise InvalidInputError(f"{whose} has no elliptic-curve key")
+    return key
+
+
 def make_certificates(
     folder: str | os.PathLike[str],
     devices: Iterable[str],

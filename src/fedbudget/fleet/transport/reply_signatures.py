@@ -8,14 +8,13 @@ plans only for devices whose certificates it has issued, and drops every other r
 A signed reply is a CBOR list of the reply's exact bytes and their ECDSA signature.
 """
 
-import datetime
 import ssl
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbudget.errors import InvalidInputError, MessageError
-from fedbudget.fleet.transport.certificates import Identity
+from fedbudget.fleet.transport.certificates import Identity, certified_key
 from fedbudget.fleet.wire.codec import decode, encode
 from fedbudget.fleet.wire.messages import Declaration
 
@@ -81,7 +80,7 @@ class ReplyKeys:
             return
         for declaration in declarations:
             try:
-                self._keys[declaration.device] = certified_key(declaration, authority)
+                self._keys[declaration.device] = _declared_key(declaration, authority)
             except InvalidInputError as error:
                 self.problems[declaration.device] = str(error)
 
@@ -120,48 +119,22 @@ class ReplyKeys:
             ) from None
 
 
-def certified_key(
+def _declared_key(
     declaration: Declaration, authority: Path
 ) -> "EllipticCurvePublicKey":
     """Return the key of the certificate that a device declares.
 
     Raises:
-        InvalidInputError: It declares none, or one that is not of the authority, of
-            another name, expired or revoked.
+        InvalidInputError: It declares none, or one that is not valid.
     """
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
     if declaration.certificate is None:
         raise InvalidInputError(
             "it declares no certificate, so that its replies are not signed: install "
             "the same release there"
         )
-    try:
-        issuer = x509.load_pem_x509_certificate(authority.read_bytes())
-        certificate = x509.load_der_x509_certificate(declaration.certificate)
-        certificate.verify_directly_issued_by(issuer)
-        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        crl = authority.with_name("crl.pem")
-        revoked = None
-        if crl.is_file():
-            listed = x509.load_pem_x509_crl(crl.read_bytes())
-            serial = certificate.serial_number
-            revoked = listed.get_revoked_certificate_by_serial_number(serial)
-    except (OSError, InvalidSignature, ValueError, TypeError) as error:
-        raise InvalidInputError(
-            f"its certificate is not of the authority in {authority} "
-            f"({str(error) or 'wrong signature'}): issue it with fedbudget certs"
-        ) from None
-    key, now = certificate.public_key(), datetime.datetime.now(datetime.UTC)
-    if [item.value for item in names] != [declaration.device]:
-        raise InvalidInputError("its certificate has another name")
-    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-        raise InvalidInputError("its certificate has expired: fedbudget certs renew")
-    if revoked is not None:
-        raise InvalidInputError("its certificate is revoked")
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise InvalidInputError("its certificate has no elliptic-curve key")
-    return key
+    return certified_key(
+        declaration.certificate,
+        declaration.device,
+        authority,
+        whose="its certificate",
+    )
