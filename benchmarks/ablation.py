@@ -61,9 +61,9 @@ def without_momentum(problem: fb.Problem, budget: fb.Budget) -> fb.Plan:
     """Plan without momentum; `plan` has no option for it."""
     combinations = spectral.combinations
 
-    def none(pairs: Any, rates: Any, momenta: Any) -> Any:
+    def none(pairs: Any, rates: Any, momenta: Any, server_rates: Any = None) -> Any:
         del momenta
-        return combinations(pairs, rates, np.zeros(1))
+        return combinations(pairs, rates, np.zeros(1), server_rates)
 
     with patch.object(joint, "combinations", none):
         plan = fb.plan(problem, budget, PRICES)

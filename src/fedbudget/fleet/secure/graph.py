@@ -65,7 +65,7 @@ def complete(num_devices: int, *, colluders: int) -> Neighbourhood:
     """Return the neighbourhood in which everybody shares masks with everybody.
 
     >>> complete(16, colluders=2)
-    Neighbourhood(degree=15, threshold=9)
+    Neighbourhood(degree=15, threshold=9, least_nearby=0)
     """
     degree = num_devices - 1
     threshold = (degree + colluders) // 2 + 1
@@ -137,7 +137,7 @@ def least_answers_for(
     The largest t for which P(Binomial(n, dropout) > n - t) is at most `lost_round`.
 
     >>> least_answers_for(100, dropout=0.05)
-    74
+    78
 
     Raises:
         InvalidInputError: There is none: a sum of 1 would be lost more often.
