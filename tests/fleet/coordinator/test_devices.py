@@ -235,7 +235,7 @@ def test_slow_devices_are_given_the_time_they_usually_need(
 def test_a_coordinator_that_hears_nobody_connects_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "_DEAF", 0.1)
+    monkeypatch.setattr(coordinator, "DEAF", 0.1)
     devices, connection = site.start(deadline=6000)
 
     def script(order: RoundOrder, name: str) -> list[Any]:
