@@ -64,16 +64,21 @@ class Answering(Connection):
         self.preparing += time.process_time() - began
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    names = [f"device-{number:06d}" for number in range(count)]
-    plan = fb.plan(
+def plan_for(count: int) -> fb.Plan:
+    """Return a plan for equal devices that is made at once, however many they are."""
+    return fb.plan(
         fb.Problem(num_samples=[100] * count, dim=DIM),
         fb.Budget(epsilon=4, delta=1e-4, cost=1000),
         fb.Prices(communication=100, computation=1),
         planner="bound",
         weights="uniform",
     )
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    names = [f"device-{number:06d}" for number in range(count)]
+    plan = plan_for(count)
     connection, seconds, sizes = Answering(names), [], []
     with tempfile.TemporaryDirectory(prefix="fedbudget-answers-") as folder:
         checkpoints = Checkpoints(Path(folder) / "coordinator.sqlite")

@@ -17,9 +17,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from answers import DIM, Answering
+from answers import DIM, Answering, plan_for
 
-import fedbudget as fb
 from fedbudget.algorithm import weighted_mean
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
@@ -45,13 +44,7 @@ def move_of(name: str) -> float:
 
 def leaf(names: list[str]) -> tuple[np.ndarray, float]:
     """Return a leaf's average of one round, and the seconds of its processor."""
-    plan = fb.plan(
-        fb.Problem(num_samples=[100] * len(names), dim=DIM),
-        fb.Budget(epsilon=4, delta=1e-4, cost=1000),
-        fb.Prices(communication=100, computation=1),
-        planner="bound",
-        weights="uniform",
-    )
+    plan = plan_for(len(names))
     connection = Moving(names)
     with tempfile.TemporaryDirectory(prefix="fedbudget-tree-") as folder:
         checkpoints = Checkpoints(Path(folder) / "coordinator.sqlite")

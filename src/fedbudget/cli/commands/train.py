@@ -359,14 +359,16 @@ def train(
         budget, prices = limits(options, source, budget, prices)
         scaled = None
         if scale is not None:
-            asked: ReleaseDevices | SimulatedDevices
+            queried: ReleaseDevices | SimulatedDevices
             if release:
-                asked = fedbudget.ReleaseDevices(dataset, budget=budget, prices=prices)
+                queried = fedbudget.ReleaseDevices(
+                    dataset, budget=budget, prices=prices
+                )
             else:
-                asked = fedbudget.SimulatedDevices(
+                queried = fedbudget.SimulatedDevices(
                     dataset, seed=seed, budget=budget, prices=prices
                 )
-            scaled = scale_privately(asked, budget, prices)
+            scaled = scale_privately(queried, budget, prices)
             dataset = scaled.data
             source = scaled_source(source, scaled, options)
         devices: ReleaseDevices | SimulatedDevices
