@@ -32,6 +32,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -57,8 +58,9 @@ def with_options(**options: Any) -> Plans:
     return lambda problem, budget: fb.plan(problem, budget, PRICES, **options)
 
 
-def without_momentum(problem: fb.Problem, budget: fb.Budget) -> fb.Plan:
-    """Plan without momentum; `plan` has no option for it."""
+@contextmanager
+def no_momentum() -> Iterator[None]:
+    """Make plans without momentum; `plan` has no option for it."""
     combinations = spectral.combinations
 
     def none(pairs: Any, rates: Any, momenta: Any, server_rates: Any = None) -> Any:
@@ -66,6 +68,12 @@ def without_momentum(problem: fb.Problem, budget: fb.Budget) -> fb.Plan:
         return combinations(pairs, rates, np.zeros(1), server_rates)
 
     with patch.object(joint, "combinations", none):
+        yield
+
+
+def without_momentum(problem: fb.Problem, budget: fb.Budget) -> fb.Plan:
+    """Plan without momentum."""
+    with no_momentum():
         plan = fb.plan(problem, budget, PRICES)
     if plan.momentum:
         raise RuntimeError(f"momentum {plan.momentum} was planned, expected 0")

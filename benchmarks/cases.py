@@ -115,10 +115,27 @@ def _load(path: Path, split: int) -> fb.Dataset:
     else:
         partition = parse_partition(meta["recipe"])
         devices = partition.device_ids(y, seed=split)
-    train, validation, test = split_rows(arrays["x"], y, devices, seed=split)
-    classes = meta["classes"]
+    return split_dataset(
+        path.stem,
+        (arrays["x"], y, devices),
+        classes=meta["classes"],
+        partition=partition,
+        seed=split,
+    )
+
+
+def split_dataset(
+    name: str,
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray],
+    *,
+    classes: int | None,
+    partition: Partition,
+    seed: int,
+) -> fb.Dataset:
+    """Return rows (x, y and their devices) as a data set, split by the seed."""
+    train, validation, test = split_rows(*rows, seed=seed)
     return fb.Dataset(
-        name=path.stem,
+        name=name,
         train=train,
         validation=validation,
         test=test,

@@ -1,10 +1,11 @@
 """Constants of the spectral model, measured on tables: `--cases FOLDER`.
 
-Prints two Markdown tables: what every table says, and per constant the value in use,
-the median over the tables, and the range of that median if one table is left out. The
-planner reads neither: the values in use stand in the code, and no single table moves
-them far. Adult comes with the package; `--more FILE` adds wisdm_watch.npz and
-beijing_air.npz, which are not part of the project.
+Prints three Markdown tables: what every table says; per constant the value in use, the
+median over the tables, and the range of that median if one table is left out; and the
+decays of rows without a mean. The planner reads none of them: the values in use stand
+in the code, and no single table moves them far. Adult comes with the package;
+`--more FILE` adds wisdm_watch.npz and beijing_air.npz, which are not part of the
+project.
 
     trace       mean curvature between zero and the optimum, over that at zero
     spike       share of the largest eigenvalue of E x x^T in the trace
@@ -28,11 +29,12 @@ from tables import add_option, header, row, show
 import fedbudget as fb
 from fedbudget import problem as used
 from fedbudget.data import encoding
-from fedbudget.losses import loss_named
+from fedbudget.losses import Loss, loss_named
 from fedbudget.public_sample import curvature_at_zero
 from fedbudget.simulation.personal import fit
 
 STRENGTH = 1e-4  # of the L2 term of the best model
+FLAT = 1e-6  # a smaller eigenvalue, over the largest one, says nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,23 +94,32 @@ def beijing(path: Path, *, regression: bool) -> Table:
     return Table(name="beijing", x=rows, y=labels, loss="logistic", classes=2)
 
 
+def modes(
+    model: Loss, x: np.ndarray, y: np.ndarray, at_zero: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return eigenvalues, eigenvectors and parts of the gap, steepest first."""
+    values, vectors = np.linalg.eigh(x.T @ x / len(x))
+    values, vectors = np.maximum(values[::-1], 0), vectors[:, ::-1]
+    zero = np.zeros(model.num_params(x.shape[1]))
+    gradient = model.gradient(zero, x, y).reshape(-1, x.shape[1]) @ vectors
+    parts = (gradient**2).sum(0) / (2 * np.maximum(at_zero * values, 1e-12))
+    return values, vectors, np.where(values > FLAT * values[0], parts, 0)
+
+
 def measured(table: Table) -> dict[str, float]:
     """Return the constants of one table; nan where it says nothing."""
     model = loss_named(
         table.loss, num_classes=table.classes if table.loss == "softmax" else None
     )
     x = np.asarray(table.x, dtype=np.float64)
-    values, vectors = np.linalg.eigh(x.T @ x / len(x))
-    values, vectors = np.maximum(values[::-1], 0), vectors[:, ::-1]
-    theta = fit(model, x, table.y, strength=STRENGTH)
-    zero, best = (model.value(t, x, table.y) for t in (0 * theta, theta))
     # That of hinge is to be found: over the curvature of a square.
     at_zero = 1.0 if table.loss == "hinge" else curvature_at_zero(model)
+    values, vectors, gaps = modes(model, x, table.y, at_zero)
+    theta = fit(model, x, table.y, strength=STRENGTH)
+    zero, best = (model.value(t, x, table.y) for t in (0 * theta, theta))
     curvature = at_zero * values
     along = theta.reshape(-1, x.shape[1]) @ vectors
-    gradient = model.gradient(0 * theta, x, table.y).reshape(-1, x.shape[1]) @ vectors
-    seen = values > 1e-6 * values[0]
-    gaps = np.where(seen, (gradient**2).sum(0) / (2 * np.maximum(curvature, 1e-12)), 0)
+    seen = values > FLAT * values[0]
     squares, variances = _numbers(x)
     return {
         "trace": (zero - best) / (0.5 * float(np.sum(curvature * along**2))),
@@ -202,8 +213,18 @@ def constants(tables: Sequence[Table]) -> Iterator[str]:
             )
 
 
+def centred() -> Iterator[str]:
+    """Yield the decays of the Vehicle rows, whose columns have mean 0: no spike."""
+    part = fb.load("vehicle", split="iid").train
+    values, _, gaps = modes(loss_named("hinge"), np.asarray(part.x), part.y, 1.0)
+    yield from header(["synthetic Vehicle rows", "in use", "measured"])
+    yield row(["decay", f"{encoding.CENTRED_DECAY:g}", f"{_decay(values):.2f}"])
+    used_decay = f"{encoding.CENTRED_GAP_DECAY:g}"
+    yield row(["decay of gaps", used_decay, f"{_decay(gaps):.2f}"])
+
+
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     tables_of.add_option(parser)
     parser.add_argument("--more", type=Path, action="append", default=[], help="a file")
@@ -222,6 +243,7 @@ def main() -> None:
             tables += [beijing(path, regression=r) for r in (False, True)]
     show("spectra", by_table(tables), options.tables)
     show("spectrum-constants", constants(tables), options.tables)
+    show("spectrum-centred", centred(), options.tables)
 
 
 if __name__ == "__main__":

@@ -1,42 +1,47 @@
 """What the default plan loses to the best one known: `python benchmarks/regret.py`.
 
-Prints four Markdown tables. Two constants were picked by them: `PRIOR_PART`, `RANGE`.
+Prints four Markdown tables. One constant was picked by them: `RANGE`.
 
     regrets      of the tables in --cases FOLDER, 24 budgets each: without a public
                  sample, and with 200 public rows
     paper        of the paper's four cases, against points of a grid that were selected
                  on validation rows: benchmarks/paper_points.json (--search finds them
-                 again, in about 10 minutes)
+                 again, in about 10 minutes); beside it, that of the plans which the
+                 planner made before spectra had spikes: benchmarks/earlier_plans.json
     forecasts    predicted and measured excess loss, and how often the range holds it
     advice       how often "a constant is as good" and "alone is as good" are wrong,
                  and how often that advice is missing
 
 Regret is the best score known less that of the plan: points of test accuracy as means
 over the devices' own rows; for regression, points of explained loss. `--only NAME`
-prints one table; `--splits N` splits per case, each with its own noise.
+prints one table; `--splits N` splits per case, each with its own noise;
+`--no-momentum` plans without the server's momentum.
 """
 
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
 import cases as tables_of
 import numpy as np
+from ablation import no_momentum
 from cases import Case, read_cases
 from searching import COSTS, EPSILONS, Search
 from tables import add_option, header, row, show, standard_error
 
 import fedbudget as fb
 from fedbudget.paper.cases import CASES, DELTA, PRICES, Case as PaperCase, Maker, Point
-from fedbudget.planning import planner
+from fedbudget.planning import joint, planner
 from fedbudget.planning.settings import DualPrices
 from fedbudget.reporting.baselines import Baseline, centralised, constant, local_only
 
 POINTS = Path(__file__).parent / "paper_points.json"
+EARLIER = Path(__file__).parent / "earlier_plans.json"
 SAMPLES = (0, 200)  # public rows
 SPLITS, PAPER_SPLITS, ADVICE_SPLITS = 12, 6, 1
 SPLITS_PER_SAMPLE = 3
@@ -67,12 +72,15 @@ class Measured:
 def planned(
     problem: fb.Problem, budgets: Sequence[tuple[fb.Budget, fb.Prices]]
 ) -> list[fb.Plan]:
-    """Return the default plan of every budget, without the prices of its budgets.
+    """Return the default plan of every budget, without prices and some reasons.
 
-    Two thirds of the time of a plan go into those prices, which change nothing in it.
+    Three quarters of the time of a plan go into those, which change nothing in it.
     """
     none = DualPrices(epsilon_price=0.0, cost_price=0.0, binding=(), reason="")
-    with patch.object(planner, "_dual_prices", lambda *_: none):
+    with (
+        patch.object(planner, "_dual_prices", lambda *_: none),
+        patch.object(joint, "_robustness", lambda *_: iter(())),
+    ):
         return [fb.plan(problem, budget, prices) for budget, prices in budgets]
 
 
@@ -137,42 +145,55 @@ def regrets(cases: Sequence[Case], splits: int) -> Iterator[str]:
 
 def paper(splits: int, names: Sequence[str]) -> Iterator[str]:
     """Yield a line per case of the paper."""
-    stored = json.loads(POINTS.read_text())
-    yield from header(["case", "best of the grid", "default plan", "regret", "worst"])
+    columns = ["case", "best of the grid", "default plan", "regret", "worst"]
+    yield from header([*columns, "regret of earlier plans"])
     everything = []
     for case in (case for case in CASES if case.name in names):
-        points = [Point(**point) for point in stored[case.name]]
-        budgets = [
-            (fb.Budget(epsilon=e, delta=DELTA, cost=c), PRICES)
-            for e in EPSILONS
-            for c in COSTS
-        ]
-        best, own, own_plans, sizes = [], [], [], np.zeros(0, dtype=np.int64)
-        for split in range(splits):
-            data = case.load(repeat=split)
-            problem = data.problem(loss=case.loss)
-            maker = Maker(problem, "gdp")
-            plans = [maker.plan(point) for point in points]
-            if not np.array_equal(sizes, problem.num_samples):
-                own_plans, sizes = planned(problem, budgets), problem.num_samples
-            plans += own_plans
-            accuracy = fb.sweep(data, plans, seeds=[split, 100 + split]).measured
-            scores = 100 * accuracy["test_accuracy"].mean(1)
-            best.append(scores[: len(points)])
-            own.append(scores[len(points) :])
-        regret = np.array(best) - np.array(own)
-        everything.append(regret.mean(1))
-        yield row(
-            [
-                case.name,
-                f"{np.mean(best):.2f}",
-                f"{np.mean(own):.2f}",
-                f"{regret.mean():.2f} +- {standard_error(regret.mean(1)):.2f}",
-                f"{regret.mean(0).max():.2f}",
-            ]
-        )
-    mean = np.mean(everything, axis=0)
-    yield row(["mean", "", "", f"{mean.mean():.2f} +- {standard_error(mean):.2f}", ""])
+        best, own, earlier = _paper_points(case, splits)
+        regrets = best - own, best - earlier
+        everything.append([regret.mean(1) for regret in regrets])
+        cells = [_mean_and_error(regret.mean(1)) for regret in regrets]
+        worst = f"{regrets[0].mean(0).max():.2f}"
+        means = f"{best.mean():.2f}", f"{own.mean():.2f}"
+        yield row([case.name, *means, cells[0], worst, cells[1]])
+    cells = [_mean_and_error(mean) for mean in np.mean(everything, axis=0)]
+    yield row(["mean", "", "", cells[0], "", cells[1]])
+
+
+def _mean_and_error(by_split: np.ndarray) -> str:
+    return f"{by_split.mean():.2f} +- {standard_error(by_split):.2f}"
+
+
+def _paper_points(
+    case: PaperCase, splits: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return points of the grid's best, of default and earlier plans.
+
+    All have the shape (splits, budgets).
+    """
+    points = [Point(**p) for p in json.loads(POINTS.read_text())[case.name]]
+    earlier = json.loads(EARLIER.read_text())[case.name]
+    budgets = [
+        (fb.Budget(epsilon=e, delta=DELTA, cost=c), PRICES)
+        for e in EPSILONS
+        for c in COSTS
+    ]
+    scores, own_plans, sizes = [], [], np.zeros(0, dtype=np.int64)
+    for split in range(splits):
+        data = case.load(repeat=split)
+        problem = data.problem(loss=case.loss)
+        maker = Maker(problem, "gdp")
+        if not np.array_equal(sizes, problem.num_samples):
+            own_plans, sizes = planned(problem, budgets), problem.num_samples
+        plans = [maker.plan(point) for point in points] + own_plans
+        for each in earlier:
+            weights = np.array(each["weights"])
+            plan = maker.plan(Point(**each["point"]))
+            plans.append(replace(plan, weights=weights / weights.sum()))
+        runs = fb.sweep(data, plans, seeds=[split, 100 + split])
+        scores.append(100 * runs.measured["test_accuracy"].mean(1))
+    best, own, before = np.split(np.array(scores), 3, axis=1)
+    return best, own, before
 
 
 def search(splits: int = PAPER_SPLITS) -> None:
@@ -306,6 +327,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["regrets", "paper", "forecasts", "advice"])
     parser.add_argument("--table", action="append", help="only this table or case")
     parser.add_argument("--splits", type=int, help=f"{SPLITS}; fewer for some tables")
+    parser.add_argument("--no-momentum", action="store_true")
     parser.add_argument("--search", action="store_true", help="find the points again")
     add_option(parser)
     options = parser.parse_args()
@@ -322,9 +344,10 @@ def main() -> None:
         ),
         "advice": lambda: advice(cases, options.splits or SPLITS),
     }
-    for name, make in makers.items():
-        if options.only in (None, name):
-            show(name, make(), options.tables)
+    with no_momentum() if options.no_momentum else nullcontext():
+        for name, make in makers.items():
+            if options.only in (None, name):
+                show(name, make(), options.tables)
 
 
 if __name__ == "__main__":

@@ -173,6 +173,23 @@ def test_the_spread_of_labels_gives_the_gap_of_a_regression() -> None:
         assumed.with_constants(label_spread=fb.Constant(value=2, source="stated"))
 
 
+def test_decays_that_modes_replace_say_so_and_change_no_plan() -> None:
+    steep = small().with_constants(
+        spectrum_decay=fb.Constant(value=3.0, source="stated"),
+        gap_decay=fb.Constant(value=3.0, source="stated"),
+    )
+    budget, prices = (
+        fb.Budget(epsilon=4.0, cost=1000),
+        fb.Prices(communication=100, computation=1),
+    )
+    y = np.array([0, 1, 0, 1, 1])
+    samples = [each.with_public_sample(np.eye(5), y) for each in (small(), steep)]
+    assert "not used" in samples[1].constants["spectrum_decay"].note
+    assert samples[1]["gap_decay"] == small()["gap_decay"]
+    first, second = (fb.plan(each, budget, prices) for each in samples)
+    assert first.predicted_loss == second.predicted_loss
+
+
 def test_modes_stay_when_constants_are_replaced() -> None:
     problem = small().with_public_sample(np.eye(5), np.array([0, 1, 0, 1, 1]))
     again = problem.with_constants(

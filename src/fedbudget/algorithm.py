@@ -143,7 +143,7 @@ def weighted_mean(thetas: Sequence[Floats] | Floats, weights: Floats) -> Floats:
 
     The paper's `global_aggregation_rule_2` has all weights at 1/M.
     """
-    return np.asarray(np.asarray(weights) @ np.stack(list(thetas)))
+    return np.asarray(np.asarray(weights) @ np.asarray(thetas))
 
 
 def noisy_upload(

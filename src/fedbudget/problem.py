@@ -284,6 +284,11 @@ class Problem:
             name: Constant(value=value, source="public sample", note=note)
             for name, value in values.items()
         }
+        # The modes replace both decays; a part of the gap is spread by the usual one.
+        constants["spectrum_decay"] = _assumed(
+            self["spectrum_decay"], "not used: the sample gives the modes"
+        )
+        constants["gap_decay"] = _assumed(GAP_DECAY, "of what the sample does not show")
         measured = self.with_constants(**constants)
         object.__setattr__(measured, "modes", modes)
         return measured

@@ -49,7 +49,7 @@ NOISE_WEIGHT: Mapping[str, float] = MappingProxyType(
     {"logistic": 0.5, "softmax": 0.5, "hinge": 0.5, "smooth_hinge": 0.5, "huber": 1.0}
 )
 # With a public sample, the part of the gap that is spread by the prior.
-PRIOR_PART = 0.6
+PRIOR_PART = 0.4
 
 # Drift correction acts faster by this factor than if devices differed in their optima
 # only. Fitted to Adult by education.
