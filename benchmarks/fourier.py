@@ -19,9 +19,17 @@ from tables import header, row
 import fedbudget as fb
 from fedbudget.data.beijing import SCHEMA
 from fedbudget.data.fourier import FeatureStep, Fourier
+from fedbudget.data.wisdm import SCHEMA as WATCHES
 from fedbudget.reporting.baselines import centralised
 
-STEPS = ("linear", "fourier:200", "fourier:500")
+STEPS: dict[str, FeatureStep] = {
+    "linear": "linear",
+    "fourier:200": "fourier:200",
+    "fourier:500": "fourier:500",
+    "fourier:500, 1.5 times the scale": Fourier(
+        count=500, scale=1.5 * WATCHES.encoding.usual_scale
+    ),
+}
 ROWS = 500  # that a device encodes at a time
 
 
@@ -32,7 +40,7 @@ def accuracies(epsilons: list[float], seeds: int, cost: float) -> None:
         sep="\n",
     )
     prices = fb.Prices(communication=100, computation=1)
-    for step in STEPS:
+    for name, step in STEPS.items():
         data = fb.load("wisdm", features=step)
         central = centralised(data).measured["test_accuracy"]
         cells = [f"{central:.3f}"]
@@ -41,7 +49,7 @@ def accuracies(epsilons: list[float], seeds: int, cost: float) -> None:
             plan = fb.plan(data.problem(), budget, prices)
             swept = fb.sweep(data, [plan], seeds=list(range(seeds)))
             cells.append(f"{swept.measured['test_accuracy'].mean():.3f}")
-        print(row([step, *cells]), flush=True)
+        print(row([name, *cells]), flush=True)
 
 
 def vehicle(folder: Path, seed: int, step: FeatureStep) -> fb.Dataset:

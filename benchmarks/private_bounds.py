@@ -29,7 +29,7 @@ CASES: tuple[
     ("energy", "meter", {}, 1.5),
     ("watches", "person", {"rows": 12_000, "devices": 200}, 2),
 )
-SEEDS = range(3)
+SEEDS = range(8)
 
 
 def widened(schema: fb.Schema, factor: float) -> fb.Schema:

@@ -9,7 +9,7 @@ import pytest
 
 from fedbudget.data import Categorical, Numeric, Schema, from_table
 from fedbudget.data.columns import decimal_comma
-from fedbudget.data.tables import draft
+from fedbudget.data.drafts import draft
 from fedbudget.errors import DataError
 from tests import iot_tables as iot
 from tests.cli.running import assert_one_line, run

@@ -99,8 +99,8 @@ def test_public_shares() -> None:
         (lambda: weight_rows(DATA, class_weight="balanced"), "give class_shares"),
         (lambda: weight_rows(DATA, class_weight="heavy"), "heavy"),
         (
-            lambda: weight_rows(DATA, class_weight={"no": 1.0, "yes": 24.0}),
-            "class_weight .*24 for class 1",
+            lambda: weight_rows(DATA, class_weight={"no": 1.0, "yes": -24.0}),
+            "class_weight .*-24 for class 1",
         ),
         (lambda: weight_rows(DATA, class_weight={"no": 1.0}), "one weight for each"),
         (lambda: weight_rows(DATA, sample_weight=[1.0]), "one weight for each"),

@@ -177,7 +177,11 @@ def test_a_table_without_windows_is_split_by_time_too() -> None:
 
 
 def test_a_schema_with_windows_travels() -> None:
-    schema = schema_of(order="time", magnitude=True).with_features("fourier:20")
+    schema = schema_of(
+        order="time", magnitude=True, bounds={"b_median": (2, 8), "a_mean": [-1, 1]}
+    ).with_features("fourier:20")
+    kinds = schema.sample_features
+    assert kinds["b_median"] == Numeric(2, 8) and kinds["a_mean"] == Numeric(-1, 1)
     again = Schema.from_json(schema.to_json())
     assert again == schema and again.digest == schema.digest
     assert schema.digest != schema_of(order="time").digest
@@ -302,6 +306,10 @@ def test_tables_whose_windows_belong_to_no_device(tmp_path: Path) -> None:
         ({"columns": "a"}, "must be a list"),
         ({"magnitude": 1}, "true or false"),
         ({"order": 3}, "must name a column"),
+        ({"bounds": {"a_mode": (0, 1)}}, "bounds of 'a_mode', which is no statistic"),
+        ({"bounds": {"a_mean": (1, 0)}}, "low must be below high"),
+        ({"bounds": {"a_mean": 3}}, r"write NAME = \[low, high\]"),
+        ({"bounds": [1]}, r"write NAME = \[low, high\]"),
     ],
 )
 def test_windows_that_are_refused(options: dict[str, object], words: str) -> None:

@@ -47,7 +47,7 @@ _LEFT_OUT = {
     "check_sample_weights_not_overwritten": _ABOVE_ONE,
     "check_sample_weight_equivalence_on_dense_data": _ABOVE_ONE,
     "check_sample_weight_equivalence_on_sparse_data": _ABOVE_ONE,
-    "check_class_weight_classifiers": _ABOVE_ONE,
+    "check_class_weight_classifiers": "50 rows at epsilon 1: the noise decides",
 }
 
 

@@ -12,7 +12,7 @@ from sklearn.metrics import recall_score
 import fedbudget as fb
 from fedbudget.data.row_weights import weight_rows
 from fedbudget.errors import InvalidInputError
-from fedbudget.estimators import estimators
+from fedbudget.estimators import base
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(6000, 3)) / 3
@@ -40,7 +40,7 @@ def trained_on(monkeypatch: pytest.MonkeyPatch) -> list[tuple[fb.Dataset, int]]:
         calls.append((weighted, seed))
         return weighted
 
-    monkeypatch.setattr(estimators, "weight_rows", noted)
+    monkeypatch.setattr(base, "weight_rows", noted)
     return calls
 
 
@@ -68,6 +68,15 @@ def test_labels_of_any_type_have_shares_and_weights() -> None:
     assert classifier(class_shares={"0": 0.5, "1": 0.5}, threshold="shares").fit(
         X, RARE, GROUPS
     )
+
+
+def test_weights_of_classes_count_by_their_ratio(trained_on: Any) -> None:
+    for weight in ({0: 0.1, 1: 1.0}, {0: 3.0, 1: 30.0}):
+        classifier(class_weight=weight).fit(X, RARE, GROUPS)
+    first, second = (data.train.x for data, _ in trained_on)
+    assert (first == second).all()
+    kept = np.abs(first).sum(axis=1) > 0
+    assert 0.1 < kept.mean() < 0.2 and np.linalg.norm(first, axis=1).max() <= 1
 
 
 def test_weights_follow_their_rows_to_the_devices(trained_on: Any) -> None:
@@ -173,7 +182,12 @@ ONES = np.ones(6000)
         ({"class_weight": "balanced"}, None, "publicly known .*give class_shares"),
         ({"class_weight": "heavy"}, None, "'heavy' is not known"),
         ({"class_weight": 3}, None, "class_weight 3 is not a mapping: give {class"),
-        ({"class_weight": {0: 1, 1: 9}}, None, "got 9 for class 1: divide all weights"),
+        (
+            {"class_weight": {0: 1, 1: -9}},
+            None,
+            "got -9 for class 1: give weights from",
+        ),
+        ({"class_weight": {0: 1, 1: np.inf}}, None, "got inf for class 1"),
         ({"class_weight": {0: 1}}, None, "give one weight for each"),
         ({"class_shares": [0.9, 0.1]}, None, "class_shares .* is not a mapping"),
         ({"class_shares": {0: 0.9, 2: 0.1}}, None, "give one share for each"),

@@ -138,6 +138,43 @@ def test_onnx_on_raw_rows(case: tuple[LinearModel, dict[str, Any]]) -> None:
     assert again.to_dict() == model.to_dict()
 
 
+def test_onnx_of_windows_takes_their_statistics() -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    from fedbudget.interop.onnx_files import from_onnx, to_onnx
+
+    windows = fb.Windows(
+        length=20, columns=("x", "y"), magnitude=True, bounds={"x_mean": (-1, 1)}
+    )
+    schema = Schema(
+        features={
+            "x": Numeric(-2, 2),
+            "room": Categorical(("hall", "yard")),
+            "y": Numeric(0, 9),
+            "time": Time(("hour",)),
+        },
+        label="label",
+        target=Categorical(("no", "yes")),
+        windows=windows,
+    )
+    readings = {
+        "x": RNG.normal(size=600),
+        "room": RNG.choice(["hall", "yard"], 600),
+        "y": RNG.uniform(0, 9, 600),
+        "time": 1.7e9 + 60.0 * np.arange(600),
+    }
+    model = model_of(schema, "logistic")
+    data = to_onnx(model)
+    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    statistics = windows.samples(readings, schema.features)
+    room = statistics["room"]
+    statistics["room"] = np.array([room.values[code] for code in room.codes], object)
+    feed = {name: np.asarray(c).reshape(-1, 1) for name, c in statistics.items()}
+    label, probabilities = session.run(["label", "probabilities"], feed)
+    assert len(label) == 30 and (label == model.predict(readings)).all()
+    assert probabilities == pytest.approx(model.probabilities(readings), abs=1e-6)
+    assert from_onnx(data).to_dict() == model.to_dict()
+
+
 def test_scikit_learn_on_raw_rows(
     case: tuple[LinearModel, dict[str, Any]], tmp_path: Path
 ) -> None:

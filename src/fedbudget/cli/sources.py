@@ -5,22 +5,20 @@ import re
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedbudget.budget import Budget, Prices, personal_values
 from fedbudget.cli.config import read_config
 from fedbudget.data import BUILT_IN, Dataset, Schema, from_table, load
+from fedbudget.data.fourier import FeatureStep
 from fedbudget.data.partitions import SEED
 from fedbudget.data.tables import read_sample
 from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.planning.feature_steps import predicted_losses
 from fedbudget.problem import USUAL_DISSIMILARITY, Counts, Problem
 from fedbudget.text import counted
-
-if TYPE_CHECKING:
-    from fedbudget.simulation.scaling import PrivateScale
 
 NAMES = tuple(BUILT_IN)
 _NAMES = ", ".join(NAMES)
@@ -95,32 +93,44 @@ def read_data(options: DataOptions) -> Dataset:
 
 def source_of(dataset: Dataset, options: DataOptions) -> Source:
     """Return the problem of a data set under the options."""
+    return Source(
+        line=data_line(dataset, options),
+        problem=problem_of(dataset, options),
+        device_names=dataset.device_names,
+    )
+
+
+def data_line(dataset: Dataset, options: DataOptions) -> str:
+    """Return the line that describes the data."""
     dissimilarity = _dissimilarity(options)
+    stated = "" if dissimilarity is None else f" (planned as {dissimilarity})"
+    return f"{dataset}{stated}{options.note}"
+
+
+def problem_of(dataset: Dataset, options: DataOptions) -> Problem:
+    """Return the shape of the rows under the options."""
     if options.public_sample is not None:
         _refuse(options, ("donors",), "--public-sample")
     donors = options.donors.split(",") if options.donors else []
     problem = dataset.problem(
         loss=options.loss,
         l2=options.l2,
-        dissimilarity=dissimilarity,
+        dissimilarity=_dissimilarity(options),
         donors=[name.strip() for name in donors],
     )
-    if options.public_sample is not None:
-        problem = _with_sample(problem, dataset, options)
-    stated = "" if dissimilarity is None else f" (planned as {dissimilarity})"
-    line = f"{dataset}{stated}{options.note}"
-    return Source(line=line, problem=problem, device_names=dataset.device_names)
+    if options.public_sample is None:
+        return problem
+    return _with_sample(problem, dataset, options)
 
 
-def scaled_source(
-    source: Source, scaled: "PrivateScale", options: DataOptions
-) -> Source:
-    """Return the problem under bounds that devices measured privately."""
-    problem = scaled.problem(
-        loss=options.loss, l2=options.l2, dissimilarity=_dissimilarity(options)
-    )
-    line = f"{source.line}, bounds measured privately"
-    return replace(source, problem=problem, line=line)
+def before_features(options: DataOptions) -> tuple[Dataset, FeatureStep]:
+    """Return the rows without a feature step, and the step that is to follow."""
+    step: FeatureStep = options.features
+    if step is None and options.schema is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotPrivateWarning)  # shown with the rows
+            step = _schema(options.schema).expansion
+    return read_data(replace(options, features="linear")), step
 
 
 def with_features(
@@ -131,7 +141,8 @@ def with_features(
         return options
     options = replace(options, features="linear")
     dataset = read_data(options)
-    budget, prices = limits(options, source_of(dataset, options), budget, prices)
+    devices, sizes = dataset.device_names, dataset.num_samples
+    budget, prices = limits(options, devices, sizes, budget, prices)
     names = ("linear",) if dataset.schema is None else ("linear", "fourier")
     problems = {
         name: dataset.problem(
@@ -172,19 +183,22 @@ def _with_sample(problem: Problem, dataset: Dataset, options: DataOptions) -> Pr
 
 
 def limits(
-    options: DataOptions, source: Source, budget: Budget, prices: Prices
+    options: DataOptions,
+    names: tuple[str, ...],
+    num_samples: Counts,
+    budget: Budget,
+    prices: Prices,
 ) -> tuple[Budget, Prices]:
     """Return budgets and prices, per device if the config sets some per device.
 
     A delta that was not given is planned.
     """
-    budget = budget.for_rows(source.problem.num_samples)
+    budget = budget.for_rows(num_samples)
     if not str(options.schema).endswith(".toml"):
         return budget, prices
     config = read_config(str(options.schema))
     if not config.devices:
         return budget, prices
-    names = source.device_names
     config.check_devices(names)
     secure = any("secure_round" in values for values in config.devices.values())
     if secure and prices.secure_round is None:  # of all other devices

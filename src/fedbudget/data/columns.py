@@ -3,8 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from difflib import get_close_matches
 from math import isnan
 from typing import Any, TypeAlias
 
@@ -115,6 +113,8 @@ def canonical(text: str) -> str:
         return "true" if bare in TRUE else "false"
     if not _NUMBER.fullmatch(bare):
         return text
+    from decimal import Decimal  # late: few devices need it, and it takes memory
+
     sign, digits, exponent = Decimal(bare).as_tuple()
     mantissa = "".join(map(str, digits)).lstrip("0")
     shortest = mantissa.rstrip("0")
@@ -196,6 +196,8 @@ def nearest(names: Mapping[str, Any] | Sequence[str], name: str) -> str:
     >>> nearest(["age", "height"], "agee")
     "did you mean 'age'?"
     """
+    from difflib import get_close_matches  # late: for errors alone
+
     by_lower = {candidate.lower(): candidate for candidate in names}
     matches = get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)
     if not matches:

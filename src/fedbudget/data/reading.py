@@ -1,6 +1,5 @@
 """Read a file or a frame into columns, through a pyarrow table."""
 
-import gzip
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,6 +146,8 @@ def _read_csv(path: Path, text: Mapping[str, Sequence[str]]) -> Any:
 
 def _header(path: Path) -> list[str]:
     """Return the header's cells, if they were separated by commas."""
+    import gzip  # late: devices use other parts of this file
+
     opened = gzip.open if path.name.lower().endswith(".gz") else open
     with opened(path, "rt", encoding="utf-8-sig", errors="replace") as file:
         return str(file.readline()).rstrip("\r\n").split(",")

@@ -114,7 +114,8 @@ def weight_rows(
 
     Args:
         data: The rows of every device.
-        class_weight: "balanced", with `class_shares`; or a weight in [0, 1] per class.
+        class_weight: "balanced", with `class_shares`; or a weight per class. If one is
+            above 1, all are divided by the largest.
         class_shares: The publicly known share of each class, never counted on the rows.
         sample_weight: A weight in [0, 1] per training row, in their order in
             `data.train`; it must depend on that row only.
@@ -172,9 +173,11 @@ def _of_classes(data: Dataset, class_weight: Any, class_shares: Any) -> Array:
                 argument="class_weight",
             )
         values = [class_weight[name] for name in data.classes]
-        return np.asarray(
-            within("class_weight", values, least=0, most=1, of="class", remedy=DIVIDE)
+        remedy = "give weights from 0 on"
+        weights = np.asarray(
+            within("class_weight", values, least=0, most=1e9, of="class", remedy=remedy)
         )
+        return np.asarray(weights / max(1.0, float(weights.max())))
     one_of("class_weight", class_weight, ("balanced",))
     if class_shares is None:
         raise InvalidInputError(

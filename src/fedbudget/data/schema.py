@@ -140,13 +140,17 @@ class Schema:
         return {**self.features, self.label: self.target}
 
     @property
+    def sample_columns(self) -> Mapping[str, Feature]:
+        """The columns of a sample: of a row, or a window's statistics and others."""
+        if self.windows is None:
+            return self.features
+        return self.windows.features(self.features)
+
+    @property
     def sample_features(self) -> dict[str, Encoded]:
-        """The features of a sample: of a row or a window, with times on circles."""
-        kinds: Mapping[str, Feature] = self.features
-        if self.windows is not None:
-            kinds = self.windows.features(self.features)
+        """The features of a sample: its columns, with times on circles."""
         features: dict[str, Encoded] = {}
-        for name, kind in kinds.items():
+        for name, kind in self.sample_columns.items():
             names = kind.names(name) if isinstance(kind, Time) else (name,)
             for each in names:
                 if each in features:
@@ -262,6 +266,26 @@ class Schema:
             x = self._dense(encoded, scale, dim)
         else:
             x = self._sparse(encoded, scale, dim)
+        check_unit_ball(x)  # the privacy guarantee depends on it
+        return x
+
+    def unit_rows(self, z: Numbers) -> Rows:
+        """Turn encoded columns into rows in the unit ball, as `encode` does; dense.
+
+        Args:
+            z: Numbers in [-1, 1] and one-hot columns, before rows are scaled, without
+                the intercept; shape (n, columns).
+        """
+        x = np.empty((len(z), len(self.feature_names)), dtype=np.float32)
+        for first in range(0, len(z), _ROWS):
+            block = slice(first, first + _ROWS)
+            if self.expansion is not None:
+                x[block] = self.expansion.encode(z[block], intercept=self.intercept)
+                continue
+            ones = np.ones((len(z[block]), int(self.intercept)))
+            rows = np.hstack([z[block], ones])
+            norms = np.linalg.norm(rows, axis=1, keepdims=True)
+            x[block] = rows * (LARGEST_NORM / np.maximum(LARGEST_NORM, norms))
         check_unit_ball(x)  # the privacy guarantee depends on it
         return x
 

@@ -1,12 +1,10 @@
 """Your own tables: one with a device column, one per device, or Flower's partitions.
 
-`infer_schema` reads a schema from private rows, and warns. `draft` describes a table
-for `fedbudget init`, for its owner to correct before training.
+`infer_schema` reads a schema from private rows, and warns.
 """
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,11 +26,7 @@ from fedbudget.data.columns import (
 from fedbudget.data.dataset import Dataset, split_rows
 from fedbudget.data.features import Categorical, Feature
 from fedbudget.data.fourier import FeatureStep
-from fedbudget.data.inference import (
-    MOST_CLASSES,
-    MOST_NUMERIC_CLASSES,
-    schema_from_rows,
-)
+from fedbudget.data.inference import MOST_NUMERIC_CLASSES, schema_from_rows
 from fedbudget.data.partitions import (
     SPELLINGS,
     DeviceIds,
@@ -55,7 +49,6 @@ from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
 from fedbudget.losses import Labels, Rows
 from fedbudget.text import shown
 
-_FEW_ROWS = 20  # of fewer, all may differ by chance
 _DEVICE = "fedbudget device"  # a name that no table uses
 _DROPPED = (
     "NOT covered: the numbers of rows: those with empty cells are left out "
@@ -408,83 +401,6 @@ def _times(table: Any) -> dict[str, Time]:
         for name, kind in kinds.items()
         if is_stamp(kind)
     }
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Draft:
-    """A schema read from the rows, and the sizes of the table."""
-
-    schema: Schema
-    num_rows: int
-    num_devices: int  # 1 without a device column
-    most_rows: int  # of one device
-    rows_with_gaps: int  # with an empty cell
-    left_out: Mapping[str, str]  # columns that are no features, and why
-
-
-def draft(
-    source: Any, *, label: str, device: str | None = None, drop: Sequence[str] = ()
-) -> Draft:
-    """Read bounds and categories from a table: NOT private, and to be replaced.
-
-    >>> result = draft({"v": [1, 2], "y": ["a", "b"], "id": [7, 7]}, label="y",
-    ...                device="id")
-    >>> result.schema.feature_names, result.most_rows
-    (('v', 'intercept'), 2)
-    """
-    table = read_table(source)
-    for name in drop:
-        check_name(table.column_names, name)
-    table = table.drop_columns(list(drop))
-    left_out = {
-        name: reason
-        for name in table.column_names
-        if name not in (label, device) and (reason := _no_feature(table, name))
-    }
-    table = table.drop_columns(list(left_out))
-    with warnings.catch_warnings():  # the caller gives this warning
-        warnings.simplefilter("ignore", NotPrivateWarning)
-        schema = infer_schema(table, label=label, device=device)
-    used = [*schema.features, label]
-    gaps = np.logical_or.reduce(
-        [np.asarray(table.column(name).is_null()) for name in used]
-    )
-    counts = np.array([table.num_rows])
-    if device is not None:
-        owners = read_devices(table, device)
-        gaps |= missing(owners)
-        counts = np.bincount(np.asarray(owners.codes)[~missing(owners)])
-    return Draft(
-        schema=schema,
-        num_rows=table.num_rows,
-        num_devices=len(counts),
-        most_rows=int(counts.max(initial=0)),
-        rows_with_gaps=int(gaps.sum()),
-        left_out=left_out,
-    )
-
-
-def _no_feature(table: Any, name: str) -> str:
-    """Return why a column cannot be a feature: a time stamp or an identifier."""
-    import pyarrow as pa
-
-    kind = table.column(name).type
-    if is_stamp(kind):
-        return ""
-    nested = pa.types.is_nested(kind) or pa.types.is_binary(kind)
-    if nested or pa.types.is_temporal(kind):
-        return f"its type is {kind}"
-    if pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        return ""
-    values = read_categories(table, name).values
-    if pa.types.is_integer(kind):
-        numbers = np.sort(np.array(values, dtype=np.float64))
-        in_order = len(values) == table.num_rows and bool((np.diff(numbers) == 1).all())
-        return "it numbers the rows" if in_order and table.num_rows > _FEW_ROWS else ""
-    distinct = len(values) == table.num_rows > _FEW_ROWS
-    if distinct or len(values) > MOST_CLASSES:
-        return f"{len(values)} distinct texts, such as {values[0]!r}: an identifier"
-    return ""
 
 
 def _check_names(label: Any, device: Any) -> None:

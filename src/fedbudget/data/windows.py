@@ -161,6 +161,8 @@ class Windows:
     step: int | None = None  # readings between two starts: the length
     order: str | None = None  # the column of the time; None: rows are in order
     magnitude: bool = False  # add the statistics of the channels' Euclidean norm
+    # Public (low, high) of statistics by their names; others follow from the channels.
+    bounds: Mapping[str, tuple[float, float]] | None = None
 
     def __post_init__(self) -> None:
         whole("length", self.length, least=LEAST_LENGTH, most=MOST_LENGTH)
@@ -193,6 +195,8 @@ class Windows:
                 f"order must name a column, got {shown(self.order)}: name the column "
                 "of the time, or leave it out"
             )
+        if self.bounds is not None:
+            object.__setattr__(self, "bounds", _read_bounds(self.bounds))
 
     @classmethod
     def read(cls, plain: Any) -> Self:
@@ -221,13 +225,26 @@ class Windows:
             "columns": list(self.columns),
             "magnitude": self.magnitude,
         }
-        return values if self.order is None else {**values, "order": self.order}
+        values |= {} if self.order is None else {"order": self.order}
+        if self.bounds is not None:
+            values["bounds"] = {name: list(pair) for name, pair in self.bounds.items()}
+        return values
 
     def features(self, raw: Mapping[str, Feature]) -> dict[str, Feature]:
         """Return the features of a sample: statistics, then the other columns."""
         channels = self._channels(raw)
         others = {name: kind for name, kind in raw.items() if name not in channels}
-        return {**statistic_bounds(channels, magnitude=self.magnitude), **others}
+        kinds: dict[str, Feature]
+        kinds = dict(statistic_bounds(channels, magnitude=self.magnitude))
+        for name, (low, high) in (self.bounds or {}).items():
+            if name not in kinds:
+                raise InvalidInputError(
+                    f"windows has bounds of {shown(name)}, which is no statistic of "
+                    f"its channels: name some of {', '.join(kinds)}",
+                    argument="windows",
+                )
+            kinds[name] = Numeric(low, high)
+        return {**kinds, **others}
 
     def _channels(self, raw: Mapping[str, Feature]) -> dict[str, Numeric]:
         channels: dict[str, Numeric] = {}
@@ -310,3 +327,16 @@ class Windows:
         rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
         whole_windows = counts // self.length * self.length
         return np.asarray(order[rank < np.repeat(whole_windows, counts)])
+
+
+def _read_bounds(bounds: Any) -> dict[str, tuple[float, float]]:
+    """Return bounds of statistics as pairs of numbers, in the order that is given."""
+    try:
+        kinds = {str(name): Numeric(*pair) for name, pair in bounds.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"windows has the bounds {shown(bounds)} ({error}): write NAME = [low, "
+            "high] for statistics, with low below high",
+            argument="windows",
+        ) from None
+    return {name: (kind.low, kind.high) for name, kind in kinds.items()}

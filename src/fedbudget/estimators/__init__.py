@@ -1,6 +1,8 @@
 """scikit-learn estimators over the planner, releases and simulations.
 
 estimators.py   PrivateFederatedClassifier, PrivateFederatedRegressor
+base.py         their base class: plan, measure bounds, train
+columns.py      public bounds of columns
 unit_rows.py    from a matrix to rows in the unit ball, device by device
 schema_encoder.py  SchemaEncoder: raw columns in front of an estimator
 pipelines.py    detects the steps of a pipeline that are fitted on private rows

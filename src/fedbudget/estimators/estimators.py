@@ -1,20 +1,15 @@
-"""PrivateFederatedClassifier, PrivateFederatedRegressor and their base class."""
+"""PrivateFederatedClassifier and PrivateFederatedRegressor."""
 
-import os
 import warnings
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import log
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import check_random_state
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedbudget.budget import (
     COMMUNICATION_PRICE,
@@ -22,231 +17,23 @@ from fedbudget.budget import (
     FIRST_COST,
     TRUST,
     UNIT,
-    Budget,
-    Prices,
 )
-from fedbudget.checks import Array, PerDevice, number, within
-from fedbudget.data import Dataset
-from fedbudget.data.row_weights import (
-    DIVIDE,
-    balanced_threshold,
-    check_sample_weight,
-    check_shares,
-    weight_rows,
-)
-from fedbudget.errors import (
-    DataError,
-    InvalidInputError,
-    NotPrivateWarning,
-    OneDeviceWarning,
-)
-from fedbudget.estimators.pipelines import warn_of_pipeline
-from fedbudget.estimators.unit_rows import (
-    by_device,
-    check_numbers,
-    row_norms,
-    row_scale,
-    scaled,
-    unit_rows,
-)
+from fedbudget.checks import Array, PerDevice, number
+from fedbudget.data import Numeric
+from fedbudget.data.row_weights import balanced_threshold, check_shares
+from fedbudget.errors import DataError, InvalidInputError, NotPrivateWarning
+from fedbudget.estimators.base import LABEL, PrivateLinearModel
 from fedbudget.losses import MARGIN_LOSSES, Labels
-from fedbudget.planning import Plan, plan
 from fedbudget.planning.settings import ACCOUNTANT, PLANNER, TARGET, WEIGHTING
-from fedbudget.privacy import Kind, Trust, Unit
+from fedbudget.privacy import Trust, Unit
 from fedbudget.problem import USUAL_DISSIMILARITY
-from fedbudget.release.devices import ReleaseDevices
-from fedbudget.simulation.devices import SimulatedDevices
+from fedbudget.simulation.scaling import PrivateBounds
 from fedbudget.text import shown
-from fedbudget.training import Run, train
-
-_ONE_DEVICE = (
-    "all rows are treated as one device; pass groups= with the device of each row (in "
-    "a search or a cross-validation: enable metadata routing, set_fit_request("
-    "groups=True))"
-)
-
-# Bagging passes numbers of repetitions as weights.
-_LARGE_WEIGHT = f"{DIVIDE}; in bagging, set bootstrap=False"
 
 EPSILON = 1.0  # scikit-learn requires a default: a strong guarantee
 
 
-class _PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no types
-    """A linear model, trained on devices within both budgets."""
-
-    epsilon: PerDevice
-    delta: PerDevice | None
-    cost: PerDevice
-    trust: Trust
-    unit: Unit
-    least_answers: int | None
-    colluders: int
-    communication_price: PerDevice
-    computation_price: PerDevice
-    secure_round_price: PerDevice | None
-    loss: str | None
-    l2: float
-    row_norm: float
-    fit_intercept: bool
-    dissimilarity: str | float
-    planner: str
-    accountant: str
-    weights: str
-    target: str
-    random_state: Any
-
-    plan_: Plan
-    kind_: Kind
-    privacy_statement_: str
-    n_features_in_: int
-    coef_: Array  # shape (C, d)
-    intercept_: Array  # shape (C,)
-
-    _numeric = False  # the labels are numbers, not classes
-
-    def fit(
-        self,
-        X: Any,  # noqa: N803  # scikit-learn's name
-        y: Any,
-        groups: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-    ) -> Self:
-        """Plan within the budgets and train; every call spends the budgets again.
-
-        Args:
-            X: Rows, dense, sparse or a DataFrame; shape (n, d).
-            y: Labels; shape (n,).
-            groups: The device of each row. Without them, one device holds all rows:
-                the guarantee is the same, but nothing is federated, and a
-                `OneDeviceWarning` is issued.
-            sample_weight: A weight in [0, 1] per row, which must depend on that row
-                only; shape (n,). A row is kept with its weight as the probability, or
-                trains nothing: the guarantee and the noise stay as they are.
-        """
-        within("row_norm", self.row_norm, above=0)
-        around = warn_of_pipeline(self)
-        if groups is None:
-            warnings.warn(_ONE_DEVICE, OneDeviceWarning, stacklevel=2)
-        check_numbers(X)
-        if self._numeric:
-            _check_target(y)
-        x, y = validate_data(
-            self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=self._numeric
-        )
-        labels, caveats = self._labels(y)
-        if around:
-            steps = ", ".join(around)
-            caveats.append(f"NOT covered: what {steps} learns from the same rows")
-        if sample_weight is not None:
-            sample_weight = check_sample_weight(
-                sample_weight, len(labels), remedy=_LARGE_WEIGHT
-            )
-            caveats.append(
-                "NOT covered: sample_weight, if a row's weight depends on other rows"
-            )
-        rows = unit_rows(x, row_norm=self.row_norm, intercept=self.fit_intercept)
-        data, order = by_device(rows, labels, groups, classes=self._class_names())
-        own = None if sample_weight is None else np.asarray(sample_weight)[order]
-        run = self._train(data, own)
-        self.plan_, self.kind_ = run.plan, run.kind
-        self.privacy_statement_ = str(replace(run.privacy, caveats=tuple(caveats)))
-        self._store(run.theta.reshape(run.plan.model.num_outputs, -1))
-        return self
-
-    def _train(self, data: Dataset, sample_weight: Array | None) -> Run:
-        """Plan, and release a model; with a random_state, simulate one."""
-        release = self.random_state is None
-        if release:
-            seed = int.from_bytes(os.urandom(8), "little")
-        else:
-            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        data = weight_rows(
-            data, **self._class_options(), sample_weight=sample_weight, seed=seed
-        )
-        budget = Budget(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            cost=self.cost,
-            trust=self.trust,
-            unit=self.unit,
-            least_answers=self.least_answers,
-            colluders=self.colluders,
-        )
-        prices = Prices(
-            communication=self.communication_price,
-            computation=self.computation_price,
-            secure_round=self.secure_round_price,
-        )
-        best = plan(
-            data.problem(loss=self.loss, l2=self.l2, dissimilarity=self.dissimilarity),
-            budget,
-            prices,
-            planner=self.planner,
-            accountant=self.accountant,
-            weights=self.weights,
-            target=self.target,
-        )
-        best = replace(best, threshold=self._threshold())
-        if release:
-            return train(best, ReleaseDevices(data, budget=budget, prices=prices))
-        devices = SimulatedDevices(data, seed=seed, budget=budget, prices=prices)
-        return train(best, devices)
-
-    def _store(self, theta: Array) -> None:
-        """Store the model in the scale of the unscaled rows."""
-        scale = row_scale(row_norm=self.row_norm, intercept=self.fit_intercept)
-        self.intercept_ = np.zeros(len(theta))
-        if self.fit_intercept:
-            self.intercept_ = theta[:, -1] * scale * self.row_norm
-            theta = theta[:, :-1]
-        self.coef_ = theta * scale
-
-    def _scores(self, rows: Any) -> Array:
-        """Return the scores of rows, clipped as in training; shape (n, C)."""
-        check_is_fitted(self)
-        check_numbers(rows)
-        x = validate_data(
-            self, rows, accept_sparse="csr", dtype=np.float64, reset=False
-        )
-        clip = self.row_norm / np.maximum(self.row_norm, row_norms(x))
-        return np.asarray(scaled(x, clip) @ self.coef_.T) + self.intercept_
-
-    @abstractmethod
-    def _labels(self, y: Any) -> tuple[Labels, list[str]]:
-        """Return the labels for the loss, and caveats for the privacy statement."""
-
-    def _class_names(self) -> tuple[str, ...] | None:
-        """Return the classes' names; none for regression."""
-        return None
-
-    def _class_options(self) -> dict[str, Any]:
-        """Return the options of `weight_rows` for classes; none for regression."""
-        return {}
-
-    def _threshold(self) -> float:
-        """Return the plan's threshold, which regression does not use."""
-        return 0.5
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
-
-def _check_target(y: Any) -> None:
-    """Raise if the target holds text."""
-    values = np.asarray(y)
-    if values.dtype.kind not in "USO":
-        return
-    text = next((v for v in values.ravel() if isinstance(v, str)), None)
-    if text is not None:
-        raise DataError(
-            f"y holds text, such as {str(text)!r}, and a regressor predicts numbers: "
-            "convert it, or use PrivateFederatedClassifier"
-        )
-
-
-class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type: ignore[misc]
+class PrivateFederatedClassifier(ClassifierMixin, PrivateLinearModel):  # type: ignore[misc]
     """A linear classifier, trained device by device within both budgets.
 
     A fit is a release: exact sums, and exact noise of the operating system. With a
@@ -276,15 +63,23 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
             by default logistic for two and softmax for more. hinge and smooth_hinge
             have no `predict_proba`.
         l2: Weight of the L2 term.
-        row_norm: Public bound on the norm of a row. Longer rows are clipped to it, in
-            `fit` and in `predict`. It must not be computed from private rows.
+        row_norm: Public bound on the norm of a row, after `bounds`. Longer rows are
+            clipped to it, in `fit` and in `predict`. It must not be computed from
+            private rows.
+        bounds: Public (low, high) of all columns, or such a pair for each: values are
+            clipped to them and scaled to [-1, 1], in `fit` and in `predict`. None: the
+            columns as they are.
+        scale: "private" narrows the bounds (and the regressor's range of y) by a noisy
+            query, which is charged to every device: a fifth of mu squared, and the
+            cost of three rounds of one step. For bounds that are wider than the values.
         fit_intercept: Add a constant column, which takes half of each row's squared
             norm.
         classes: The classes, which must be public. Without them, they are read from y,
             and a `NotPrivateWarning` is issued.
         class_weight: "balanced" lets all classes count the same: rows of frequent
-            classes are left out at random, by `class_shares`. Or a weight in [0, 1]
-            for each class, {class: weight}. The guarantee and the noise stay.
+            classes are left out at random, by `class_shares`. Or a weight for
+            each class, {class: weight}; if one is above 1, all are divided by the
+            largest. The guarantee and the noise stay.
         class_shares: The publicly known share of each class, {class: share}, never
             counted on private rows.
         threshold: With two classes that have probabilities: predict the second one
@@ -305,8 +100,9 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         kind_: `release` or `simulation`.
         privacy_statement_: The privacy guarantee, in words, and its exceptions.
         classes_: The classes, in the order of the columns of `predict_proba`.
-        coef_: Coefficients of the linear model, for rows within `row_norm`.
+        coef_: Coefficients of the linear model, for rows within bounds and `row_norm`.
         intercept_: Intercept of the linear model.
+        bounds_: The bounds that rows are scaled by, shape (d, 2); None without.
         n_features_in_: Number of columns of X.
 
     >>> x = np.random.default_rng(0).normal(size=(4000, 3)) / 4
@@ -335,6 +131,8 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         loss: str | None = None,
         l2: float = 0.0,
         row_norm: float = 1.0,
+        bounds: Any = None,
+        scale: str | None = None,
         fit_intercept: bool = True,
         classes: Sequence[Any] | NDArray[Any] | None = None,
         class_weight: str | Mapping[Any, float] | None = None,
@@ -360,6 +158,8 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         self.loss = loss
         self.l2 = l2
         self.row_norm = row_norm
+        self.bounds = bounds
+        self.scale = scale
         self.fit_intercept = fit_intercept
         self.classes = classes
         self.class_weight = class_weight
@@ -471,7 +271,7 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateLinearModel):  # type:
         return number("threshold", self.threshold, above=0, below=1, remedy=remedy)
 
 
-class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: ignore[misc]
+class PrivateFederatedRegressor(RegressorMixin, PrivateLinearModel):  # type: ignore[misc]
     """A linear regressor with the Huber loss, trained within both budgets.
 
     Parameters and attributes are those of `PrivateFederatedClassifier`, without those
@@ -508,6 +308,8 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: i
         loss: str | None = None,
         l2: float = 0.0,
         row_norm: float = 1.0,
+        bounds: Any = None,
+        scale: str | None = None,
         fit_intercept: bool = True,
         target_range: tuple[float, float] | None = None,
         dissimilarity: str | float = USUAL_DISSIMILARITY,
@@ -530,6 +332,8 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: i
         self.loss = loss
         self.l2 = l2
         self.row_norm = row_norm
+        self.bounds = bounds
+        self.scale = scale
         self.fit_intercept = fit_intercept
         self.target_range = target_range
         self.dissimilarity = dissimilarity
@@ -564,13 +368,23 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateLinearModel):  # type: i
                 f"target_range must be (low, high) with low below high, got "
                 f"({low:g}, {high:g}): give the public range of y"
             )
-        self._center, self._half_width = (low + high) / 2, (high - low) / 2
-        return np.clip((y - self._center) / self._half_width, -1.0, 1.0), caveats
+        self._range = Numeric(low, high)
+        return self._range.encode("y", y), caveats
+
+    def _label_bounds(self) -> Numeric:
+        return self._range
+
+    def _narrow(self, labels: Labels, y: Array, answer: PrivateBounds) -> Labels:
+        super()._narrow(labels, y, answer)
+        self._range = answer.bounds[LABEL]
+        return self._range.encode("y", y)
 
     def _store(self, theta: Array) -> None:
         super()._store(theta)
-        self.coef_ = self.coef_ * self._half_width
-        self.intercept_ = self.intercept_ * self._half_width + self._center
+        middle, top = self._range.decode(np.array([0.0, 1.0]))
+        half = top - middle
+        self.coef_ = self.coef_ * half
+        self.intercept_ = self.intercept_ * half + middle
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -6,6 +6,9 @@ A model with a schema has one input per column of the schema, named like it:
     category   string (n, 1), the text as the schema lists it; "" is an empty cell
     time       float64 (n, 1): seconds since 1970-01-01 00:00, by the wall clock
 
+A model of windows has the statistics of a window instead of its readings: one input
+per column that `schema.windows.samples(readings, schema.features)` returns.
+
 The graph encodes them as `Schema.encode` does. It cannot refuse a row: a category that
 is not listed gives zeros, and an empty number without a `missing` value gives NaN.
 A model without a schema has one input `rows`, float32 (n, dim), of encoded rows.
@@ -157,14 +160,10 @@ def from_onnx(data: bytes) -> "LinearModel":
 
 def _encoded(graph: _Graph, schema: Schema) -> str:
     """Return raw columns encoded as `Schema.encode` does, in float64."""
-    if schema.windows is not None:
-        raise DataError(
-            f"the model predicts windows of {schema.windows.length} readings, whose "
-            "statistics no ONNX file computes: export it as .json or .joblib"
-        )
-    numbers = {n: k for n, k in schema.features.items() if isinstance(k, Numeric)}
+    columns = schema.sample_columns
+    numbers = {n: k for n, k in columns.items() if isinstance(k, Numeric)}
     parts: dict[str, str] = {}  # column -> its encoded block, one for all numbers
-    for name, kind in schema.features.items():
+    for name, kind in columns.items():
         is_text = isinstance(kind, Categorical)
         graph.input(name, "STRING" if is_text else "DOUBLE", 1)
         if isinstance(kind, Categorical):
@@ -175,13 +174,13 @@ def _encoded(graph: _Graph, schema: Schema) -> str:
     blocks += parts.values()
     ones = ""
     if schema.intercept:
-        shape = graph.add("Shape", next(iter(schema.features)))
+        shape = graph.add("Shape", next(iter(columns)))
         value = _tensor(graph.onnx, "value", np.ones(1))
         ones = graph.add("ConstantOfShape", shape, value=value)
     if ones and schema.expansion is None:
         blocks.append(ones)
     joined = graph.add("Concat", *blocks, axis=1) if len(blocks) > 1 else blocks[0]
-    first = [*numbers, *(n for n in schema.features if n not in numbers)]
+    first = [*numbers, *(n for n in columns if n not in numbers)]
     order = graph.constant("order", _positions(schema, first))
     x = graph.add("Gather", joined, order, axis=1)
     if schema.expansion is not None:
@@ -213,7 +212,7 @@ def _expanded(graph: _Graph, fourier: Fourier, z: str, ones: str) -> str:
 
 def _positions(schema: Schema, columns: list[str]) -> NDArray[np.int64]:
     """Return where each encoded column stands if columns come in another order."""
-    widths = {name: _width(kind) for name, kind in schema.features.items()}
+    widths = {name: _width(kind) for name, kind in schema.sample_columns.items()}
     ends = np.cumsum([widths[name] for name in columns])
     starts = {n: end - widths[n] for n, end in zip(columns, ends, strict=True)}
     positions = [starts[name] + np.arange(width) for name, width in widths.items()]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -224,6 +223,8 @@ def rounded_up(value: float, *, digits: int = 4) -> str:
     """
     if not np.isfinite(value):
         return f"{value:g}"
+    from decimal import ROUND_CEILING, Decimal  # late: devices save the memory
+
     exact = Decimal(repr(float(value)))  # 0.0001, not 0.000100000000000000005
     step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"

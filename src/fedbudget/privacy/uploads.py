@@ -44,7 +44,6 @@ else colludes, only the device's own share remains: mu_m sqrt(t - c).
 """
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -223,6 +222,8 @@ def check_learning_rate(learning_rate: float, curvature: float, l2: float) -> No
             argument="loss",
         )
     smoothness = number("curvature", curvature, least=0) + l2
+    from fractions import Fraction  # late: devices that see no sums save the memory
+
     # Exact: a rounded product could hide a step that expands.
     if Fraction(learning_rate) * (Fraction(curvature) + Fraction(l2)) > 2:
         raise InvalidInputError(

@@ -11,13 +11,15 @@ from fedbudget.algorithm import State
 from fedbudget.budget import Budget, Prices, personal_values
 from fedbudget.checks import Array, per_device
 from fedbudget.data import Dataset
+from fedbudget.data.unit_ball import LARGEST_NORM
 from fedbudget.errors import InvalidInputError
 from fedbudget.ledger import Bools, Charge, Ledger, Turns
-from fedbudget.losses import Logistic, Loss
+from fedbudget.losses import Hinge, Logistic, Loss
 from fedbudget.planning import Plan
 from fedbudget.planning.plans import NOT_PRIVATE
 from fedbudget.privacy import Scope
 from fedbudget.simulation.dissimilarity import GradientRelease, check_query_unit
+from fedbudget.simulation.histograms import DISTANCE, Bins, histogram_rows
 from fedbudget.simulation.personal import without_features
 from fedbudget.training import Order
 
@@ -123,32 +125,40 @@ class ChargedDevices(ABC):
 
     def noisy_class_shares(self, noise_std: Array, *, cost: Array) -> GradientRelease:
         """Charge a query to every device, and answer it: see `thresholds`."""
-        rows = without_features(self.data)
-        return self.noisy_gradients_on(rows, Logistic(), noise_std, cost=cost)
+        loss = Logistic()
+        name = self._charged_query(loss, noise_std, cost)
+        gradients = self._gradients_on(without_features(self.data), loss, noise_std)
+        return GradientRelease(name=name, gradients=gradients)
 
-    def noisy_gradients_on(
-        self, rows: Dataset, loss: Loss, noise_std: Array, *, cost: Array
+    def noisy_histograms(
+        self, bins: Bins, count: int, noise_std: Array, *, cost: Array
     ) -> GradientRelease:
-        """Answer a query on other rows of the same samples: see `scaling`.
+        """Charge a query to every device, and answer it: see `histograms`.
 
         Args:
-            rows: One row for each sample, computed from that sample alone.
-            loss: The loss whose gradient at theta = 0 is asked for.
-            noise_std: Per coordinate of a mean gradient; shape (M,).
+            bins: Of each training sample, computed from that sample alone.
+            count: Of the bins of a histogram.
+            noise_std: Per coordinate of a mean of rows; shape (M,).
             cost: Of the query, for devices without prices; shape (M,).
+
+        Returns:
+            The noisy share of the samples in every bin; shape (M, D count).
         """
-        if not np.array_equal(rows.num_samples, self.data.num_samples):
-            raise InvalidInputError(
-                "rows of the query are not one for each sample: the noise depends on "
-                "their number"
-            )
-        name = self._charged_query(loss, noise_std, cost)
+        loss = Hinge()
+        # A query is charged for rows that differ by 2; these differ by less.
+        name = self._charged_query(loss, noise_std * (2 / DISTANCE), cost)
+        rows = histogram_rows(self.data, bins, count)
+        gradients = self._gradients_on(rows, loss, noise_std)
+        scale = np.sqrt(bins.shape[1]) / LARGEST_NORM
+        return GradientRelease(name=name, gradients=-scale * gradients)
+
+    def _gradients_on(self, rows: Dataset, loss: Loss, noise_std: Array) -> Array:
+        """Return noisy mean gradients on other rows of the same samples."""
         own, self.data = self.data, rows
         try:
-            gradients = self._noisy_gradients(loss, noise_std)
+            return self._noisy_gradients(loss, noise_std)
         finally:
             self.data = own
-        return GradientRelease(name=name, gradients=gradients)
 
     def _charged_query(self, loss: Loss, noise_std: Array, cost: Array) -> str:
         """Charge one noisy mean gradient to every device; return the query's name."""

@@ -200,6 +200,7 @@ def fit_path(
     *,
     strengths: Sequence[float],
     row_weights: Array | None = None,
+    tolerance: float = 1e-4,
 ) -> list[Array]:
     """Return one fit per strength, each started from the last; list them decreasing."""
     rows = _prepared(x)
@@ -213,7 +214,7 @@ def fit_path(
                 strength=strength,
                 start=fits[-1] if fits else None,
                 row_weights=row_weights,
-                tolerance=1e-4,
+                tolerance=tolerance,
             )
         )
     return fits

@@ -11,7 +11,7 @@ import pytest
 
 import fedbudget as fb
 from fedbudget.cli import output
-from fedbudget.cli.commands.train import show_round
+from fedbudget.cli.run_progress import show_round
 from fedbudget.record import read_run
 from tests.cli.examples import BUDGET, SCHEMA, sensors
 from tests.cli.running import Result, assert_one_line, run
@@ -400,6 +400,16 @@ def test_private_bounds_are_charged_and_recorded(
     plan = json.loads((out / "plan.json").read_text())
     assert min(plan["prior_mu"]) > 0 and max(plan["epsilon"]) <= 4
     assert "Alternatives" in fb.report(out).read_text()  # the same rows, loaded again
+    more = ("--new-devices", "1", "--features", "fourier:20", "--json")
+    shares = ("--class-weight", "balanced", "--class-shares", "no=0.5,yes=0.5")
+    printed = run(capsys, "train", *arguments, *BUDGET, *scale, *more, *shares)
+    assert (printed.code, printed.err) == (0, "")
+    wide = json.loads(printed.out)
+    assert wide["schema"]["expansion"]["count"] == 20
+    assert wide["schema"]["features"]["volts"] == about["schema"]["features"]["volts"]
+    assert 0 < wide["measured"]["new_accuracy"] <= 1 and max(wide["epsilon"]) <= 4
+    baseline = run(capsys, "train", *arguments, *BUDGET, *scale, "--no-privacy")
+    assert_one_line(baseline, code=2, says=("another measurement", "--no-privacy"))
     built_in = run(capsys, "train", "adult", *BUDGET, *scale)
     assert built_in.code == 2 and "does not go with adult" in built_in.err
     unknown = run(capsys, "train", *arguments, *BUDGET, "--scale", "robust")

@@ -20,9 +20,9 @@ from fedbudget.budget import (
 from fedbudget.cli.options import AsJson
 from fedbudget.cli.output import one_line, print_json, progress
 from fedbudget.data import Categorical, Numeric, Time
+from fedbudget.data.drafts import Draft, draft
 from fedbudget.data.features import Feature
 from fedbudget.data.partitions import SEED, parse_partition
-from fedbudget.data.tables import Draft, draft
 from fedbudget.data.windows import LEAST_LENGTH
 from fedbudget.errors import InvalidInputError, NotPrivateWarning, RecordError, needed
 from fedbudget.files import whole_file

@@ -158,7 +158,8 @@ def plan(
     with progress("planning"):
         options = with_features(options, budget, prices, **method)
         source = read_source(options)
-        budget, prices = limits(options, source, budget, prices)
+        names, sizes = source.device_names, source.problem.num_samples
+        budget, prices = limits(options, names, sizes, budget, prices)
         planned = fedbudget.plan(source.problem, budget, prices, **method)
     if as_json:
         print_json(planned.to_dict() | about(source))

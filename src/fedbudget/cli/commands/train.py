@@ -2,10 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -20,7 +18,6 @@ from fedbudget.budget import (
     Budget,
     Prices,
 )
-from fedbudget.checks import one_of
 from fedbudget.cli.config import names_the_key
 from fedbudget.cli.options import (
     L2,
@@ -64,38 +61,31 @@ from fedbudget.cli.options import (
     parse_number,
     parse_whole,
 )
-from fedbudget.cli.output import (
-    Bar,
-    Stopped,
-    print_json,
-    progress,
-    telling_of_compilation,
-)
+from fedbudget.cli.output import print_json, progress
+from fedbudget.cli.run_options import RunOptions
+from fedbudget.cli.run_progress import run_progress
 from fedbudget.cli.sources import (
-    NAMES,
     DataOptions,
     Source,
     about,
+    before_features,
+    data_line,
     limits,
+    problem_of,
     read_data,
     rows_record,
-    scaled_source,
-    source_of,
     with_features,
 )
 from fedbudget.data import Dataset, hold_out
+from fedbudget.data.fourier import FeatureStep
 from fedbudget.data.partitions import SEED
-from fedbudget.data.row_weights import balanced_threshold, read_shares, weight_rows
-from fedbudget.errors import InvalidInputError, NotPrivateWarning
+from fedbudget.data.row_weights import read_shares, weight_rows
+from fedbudget.errors import NotPrivateWarning
 from fedbudget.interop.export import PERSONAL_FOLDER, keep_personal
 from fedbudget.planning import Plan
 from fedbudget.planning.settings import ACCOUNTANT, PLANNER, SAMPLING, TARGET, WEIGHTING
-from fedbudget.privacy import Kind, rounded_up
-from fedbudget.record import Round, largest, to_row
-from fedbudget.simulation.dissimilarity import plan_with_query
-from fedbudget.simulation.scaling import scale_privately
-from fedbudget.simulation.thresholds import plan_with_threshold
-from fedbudget.trackers import Tracker, tracker
+from fedbudget.record import Record, to_row
+from fedbudget.simulation.queries import prepare
 from fedbudget.training import Run
 
 if TYPE_CHECKING:
@@ -282,27 +272,6 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train on simulated devices, or release a model; devices enforce their budgets."""
-    _check_keep(keep=keep, personal=personal, out=out)
-    measure = dissimilarity == "measure"
-    if measure and threshold == "measure":
-        raise InvalidInputError(
-            "--dissimilarity measure and --threshold measure: measure one, and state "
-            "the other"
-        )
-    measures = measure or threshold == "measure"
-    if scale is not None:
-        weighted = class_weight is not None
-        others = measures or bool(new_devices) or no_privacy or weighted
-        _check_scale(scale, data, others=others)
-    shares = None if class_shares is None else read_shares(class_shares)
-    if release:
-        _check_folder(out, measure=measures or scale is not None)
-        _check_release(
-            personal=personal,
-            no_privacy=no_privacy,
-            participation=participation,
-            new_devices=new_devices,
-        )
     budget = Budget(
         epsilon=epsilon,
         delta=delta,
@@ -331,7 +300,7 @@ def train(
         order=order,
         loss=loss,
         l2=l2,
-        dissimilarity=None if measure else dissimilarity,
+        dissimilarity=None if dissimilarity == "measure" else dissimilarity,
         public_sample=public_sample,
         donors=donors,
         features=features,
@@ -346,162 +315,130 @@ def train(
         "sampling": sampling,
         "learning_rate": learning_rate,
     }
+    run_options = RunOptions(
+        release=release,
+        participation=participation,
+        personal=personal,
+        keep=keep,
+        scale=scale,
+        measure_dissimilarity=dissimilarity == "measure",
+        new_devices=new_devices,
+        measure_every=measure_every,
+        no_privacy=no_privacy,
+        threshold=threshold,
+        class_weight=class_weight,
+        class_shares=None if class_shares is None else read_shares(class_shares),
+        track=tuple(track or ()),
+        out=out,
+    )
+    run_options.check(data)
+    _train(run_options, options, budget, prices, method, as_json=as_json)
+
+
+def _train(
+    run_options: RunOptions,
+    options: DataOptions,
+    budget: Budget,
+    prices: Prices,
+    method: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Prepare the run, run it, and print its results."""
     with progress("planning"):
         options = with_features(options, budget, prices, **method)
-        dataset, held_out = read_data(options), None
-        if new_devices:
-            dataset, held_out = hold_out(dataset, count=new_devices, seed=seed)
-        if class_weight is not None:
-            dataset = weight_rows(
-                dataset, class_weight=class_weight, class_shares=shares, seed=seed
-            )
-        source = source_of(dataset, options)
-        budget, prices = limits(options, source, budget, prices)
-        scaled = None
-        if scale is not None:
-            queried: ReleaseDevices | SimulatedDevices
-            if release:
-                queried = fedbudget.ReleaseDevices(
-                    dataset, budget=budget, prices=prices
-                )
-            else:
-                queried = fedbudget.SimulatedDevices(
-                    dataset, seed=seed, budget=budget, prices=prices
-                )
-            scaled = scale_privately(queried, budget, prices)
-            dataset = scaled.data
-            source = scaled_source(source, scaled, options)
-        devices: ReleaseDevices | SimulatedDevices
-        if release:
-            devices = fedbudget.ReleaseDevices(dataset, budget=budget, prices=prices)
-        else:
-            devices = fedbudget.SimulatedDevices(
-                dataset,
-                seed=seed,
-                budget=None if no_privacy else budget,
-                prices=prices,
-                participation=participation,
-                new_devices=held_out,
-            )
-        if measure or threshold == "measure":
-            ask = plan_with_query if measure else plan_with_threshold
-            problem, plan = ask(devices, source.problem, budget, prices, **method)
-            source = replace(source, problem=problem)
-        elif scaled is not None:
-            plan = scaled.plan(source.problem, budget, prices, **method)
-        else:
-            plan = fedbudget.plan(source.problem, budget, prices, **method)
-        if threshold not in (None, "measure"):
-            cut = _threshold(str(threshold), shares, dataset.classes)
-            plan = replace(plan, threshold=cut)
-    if no_privacy:
+        dataset, step = _rows(options, run_options)
+        held_out = None
+        if count := run_options.new_devices:
+            dataset, held_out = hold_out(dataset, count=count, seed=options.seed)
+        names, sizes = dataset.device_names, dataset.num_samples
+        budget, prices = limits(options, names, sizes, budget, prices)
+        prepared = prepare(
+            dataset,
+            _devices_of(run_options, options.seed, budget, prices),
+            partial(problem_of, options=options),
+            budget,
+            prices,
+            query=run_options.query,
+            features=step,
+            weighted=partial(
+                weight_rows,
+                class_weight=run_options.class_weight,
+                class_shares=run_options.class_shares,
+                seed=options.seed,
+            ),
+            new_devices=held_out,
+            threshold=run_options.stated_threshold(dataset.classes),
+            **method,
+        )
+    line = data_line(dataset, options)
+    if run_options.query == "bounds":
+        line += ", bounds measured privately (part of epsilon)"
+    source = Source(line=line, problem=prepared.problem, device_names=names)
+    devices, plan, out = prepared.devices, prepared.plan, run_options.out
+    if run_options.no_privacy:
         _warn_of_no_privacy()
         plan = plan.without_privacy()
     record = None
     if out is not None:
-        settings = _settings(options, source, dataset, budget)
-        settings |= {"new_devices": new_devices} if new_devices else {}
-        if scaled is not None and dataset.schema is not None:
-            settings["schema"] = dataset.schema.to_dict()
-        settings |= {"class_weight": class_weight} if class_weight else {}
-        settings |= {"class_shares": shares} if shares else {}
-        record = fedbudget.Record(out, about=settings)
+        settings = _settings(run_options, options, line, devices.data, budget)
+        record = Record(out, about=settings)
     started = time.perf_counter()
-    with _progress(
-        dataset, plan, kind=devices.kind, out=out, track=track or ()
+    run = _run(plan, devices, record, run_options)
+    seconds = time.perf_counter() - started
+    if as_json:
+        print_json(plan.to_dict() | _result(run, out, seconds) | about(source))
+    else:
+        _show(source, budget, run, run_options)
+
+
+def _run(
+    plan: Plan,
+    devices: "ReleaseDevices | SimulatedDevices",
+    record: Record | None,
+    run_options: RunOptions,
+) -> Run:
+    """Run the plan with its progress shown, and keep personal models if wanted."""
+    out, data = run_options.out, devices.data
+    with run_progress(
+        data, plan, kind=devices.kind, out=out, track=run_options.track
     ) as on_round:
         run = fedbudget.train(
             plan,
             devices,
             record=record,
-            personal=personal,
-            measure_every=measure_every,
+            personal=run_options.personal,
+            measure_every=run_options.measure_every,
             on_round=on_round,
         )
-    if keep and out is not None and run.personal is not None:
-        keep_personal(out, run.personal, dataset.device_names)
-    if as_json:
-        seconds = time.perf_counter() - started
-        print_json(plan.to_dict() | _result(run, out, seconds) | about(source))
-        return
-    from fedbudget.cli.views.run import show_run  # rich's tables, only where shown
-
-    show_run(source, budget, run, record=out)
-    if keep:
-        typer.echo(
-            f"personal models: {out}/{PERSONAL_FOLDER}/NAME.json, one per device; NOT "
-            "private, each belongs on its device alone"
-        )
+    if run_options.keep and out is not None and run.personal is not None:
+        keep_personal(out, run.personal, data.device_names)
+    return run
 
 
-def _check_keep(*, keep: bool, personal: bool, out: str | None) -> None:
-    """Refuse to keep models that are not made, or have no folder."""
-    if keep and not (personal and out):
-        raise InvalidInputError(
-            "--keep writes personal models into the run's folder: give --personal and "
-            "--out FOLDER, too",
-            argument="keep",
-        )
+def _rows(options: DataOptions, run_options: RunOptions) -> tuple[Dataset, FeatureStep]:
+    """Return all rows, and the feature step that follows measured bounds."""
+    if run_options.query == "bounds":
+        return before_features(options)
+    return read_data(options), None
 
 
-def _check_scale(scale: str, data: str | None, *, others: bool) -> None:
-    """Refuse what private bounds do not go with."""
-    one_of("scale", scale, ("private",))
-    if data in NAMES:
-        raise InvalidInputError(
-            f"--scale private does not go with {data}, whose bounds are built in: "
-            "leave it out"
-        )
-    if others:
-        raise InvalidInputError(
-            "--scale private does not go with another measurement, --new-devices, "
-            "--class-weight or --no-privacy: leave one of them out"
-        )
-
-
-def _threshold(
-    text: str, shares: dict[str, float] | None, classes: tuple[str, ...] | None
-) -> float:
-    """Return the threshold that the option states, or that public shares give."""
-    if text != "shares":
-        return parse_number(text)
-    if shares is None or classes is None:
-        raise InvalidInputError(
-            "--threshold shares needs --class-shares: give publicly known shares, such "
-            "as no=0.97,yes=0.03"
-        )
-    return balanced_threshold(shares, classes)
-
-
-def _check_folder(out: str | None, *, measure: bool) -> None:
-    """Refuse a release whose model or whose measurement would be lost."""
-    if out is None:
-        raise InvalidInputError(
-            "--release without --out would spend the budgets and lose the model: name "
-            "a folder"
-        )
-    if measure and Path(out).exists():
-        raise InvalidInputError(
-            f"'measure' would spend privacy again, and {out!r} exists: a release that "
-            "measured cannot be resumed; name a new folder, or state what it measures"
-        )
-
-
-def _check_release(
-    *, personal: bool, no_privacy: bool, participation: float, new_devices: int
-) -> None:
-    """Refuse options that only a simulation has."""
-    for option, given in (
-        ("--personal", personal),
-        ("--no-privacy", no_privacy),
-        (f"--participation {participation:g}", participation != 1),
-        (f"--new-devices {new_devices}", new_devices != 0),
-    ):
-        if given:
-            raise InvalidInputError(
-                f"{option} does not go with --release, which simulates and measures "
-                "nothing: leave one of them out"
-            )
+def _devices_of(
+    run_options: RunOptions,
+    seed: int,
+    budget: Budget,
+    prices: Prices,
+) -> "Callable[..., ReleaseDevices | SimulatedDevices]":
+    """Return how devices are built from rows: for a release, or simulated."""
+    if run_options.release:
+        return partial(fedbudget.ReleaseDevices, budget=budget, prices=prices)
+    return partial(
+        fedbudget.SimulatedDevices,
+        seed=seed,
+        budget=None if run_options.no_privacy else budget,
+        prices=prices,
+        participation=run_options.participation,
+    )
 
 
 def _warn_of_no_privacy() -> None:
@@ -514,11 +451,15 @@ def _warn_of_no_privacy() -> None:
 
 
 def _settings(
-    options: DataOptions, source: Source, dataset: Dataset, budget: Budget
+    run_options: RunOptions,
+    options: DataOptions,
+    line: str,
+    dataset: Dataset,
+    budget: Budget,
 ) -> dict[str, Any]:
     """Return the settings for the record: data and budgets."""
-    return {
-        "data": source.line,
+    settings: dict[str, Any] = {
+        "data": line,
         "seed": options.seed,
         **rows_record(options),
         "budget": {
@@ -528,6 +469,12 @@ def _settings(
         "feature_names": dataset.feature_names,
         "classes": dataset.classes,
     }
+    if run_options.query == "bounds" and dataset.schema is not None:
+        settings["schema"] = dataset.schema.to_dict()  # with the measured bounds
+    for name in ("new_devices", "class_weight", "class_shares"):
+        value = getattr(run_options, name)
+        settings |= {name: value} if value else {}
+    return settings
 
 
 def _result(run: Run, out: str | None, seconds: float) -> dict[str, Any]:
@@ -547,64 +494,13 @@ def _result(run: Run, out: str | None, seconds: float) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _progress(
-    dataset: Dataset, plan: Plan, *, kind: Kind, out: str | None, track: Sequence[str]
-) -> Iterator[Callable[[Round], None]]:
-    """Show the rounds on a bar and log them; on Ctrl-C, say how to continue."""
-    label = "training on SYNTHETIC data" if dataset.synthetic else "training"
-    with (
-        progress(label, total=plan.rounds, counter="") as bar,
-        telling_of_compilation(bar, label),
-        resumable(out),
-        ExitStack() as stack,
-    ):
-        names = dataset.device_names
-        facts: Any = {"kind": kind, "caveats": dataset.caveats, "device_names": names}
-        trackers = [
-            stack.enter_context(tracker(target, plan, **facts)) for target in track
-        ]
-        yield lambda latest: _report(latest, bar, plan.rounds, trackers)
+def _show(source: Source, budget: Budget, run: Run, run_options: RunOptions) -> None:
+    """Print the results of a run for people."""
+    from fedbudget.cli.views.run import show_run  # rich's tables, only where shown
 
-
-def _report(latest: Round, bar: Bar, rounds: int, trackers: Sequence[Tracker]) -> None:
-    """Show a round, and log it to all trackers."""
-    show_round(bar, latest, rounds=rounds)
-    for log in trackers:
-        log(latest)
-
-
-def show_round(bar: Bar, latest: Round, *, rounds: int) -> None:
-    """Show a round: accuracy or loss, and spending so far."""
-    names = [n for n in ("test_accuracy", "train_loss") if n in latest.measured][:1]
-    metrics = [
-        f"{name.split('_')[1]} {latest.measured[name]:.3f} (not private)"
-        for name in names
-    ]
-    epsilon, cost = largest(latest.epsilon), largest(latest.cost)
-    spent = f"epsilon {'none' if epsilon is None else rounded_up(epsilon)}"
-    parts = [f"round {latest.number}/{rounds}", *metrics, spent, f"cost {cost:.4g}"]
-    bar.show("  ".join(parts), done=latest.number)
-
-
-@contextmanager
-def resumable(out: str | None) -> Iterator[None]:
-    """On Ctrl-C, say where the run stopped and how to continue."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if out is None:
-            raise Stopped(
-                "stopped; nothing was recorded: a run with --out can be continued"
-            ) from None
-        done = rounds_done(Path(out))
-        position = f"after round {done}" if done else "before the end of round 1"
-        raise Stopped(f"stopped {position}; run the same command to continue") from None
-
-
-def rounds_done(folder: Path) -> int:
-    """Return how many rounds of a stopped run are safely recorded."""
-    if not (folder / "state.npz").exists():
-        return 0
-    with np.load(folder / "state.npz") as state:
-        return int(state["rounds_done"])
+    show_run(source, budget, run, record=run_options.out)
+    if run_options.keep:
+        typer.echo(
+            f"personal models: {run_options.out}/{PERSONAL_FOLDER}/NAME.json, one per "
+            "device; NOT private, each belongs on its device alone"
+        )
