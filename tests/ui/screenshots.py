@@ -34,6 +34,16 @@ RUNS = {
 }
 
 
+# An update that ends before the next look at the page is counted, too.
+_COUNT_UPDATES = """() => {
+  window.updates = 0;
+  const app = document.querySelector("[data-testid=stApp]");
+  new MutationObserver(() => {
+    if (app.getAttribute("data-test-script-state") === "running") window.updates += 1;
+  }).observe(app, {attributeFilter: ["data-test-script-state"]});
+}"""
+
+
 def main() -> None:
     """Take every picture."""
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
@@ -80,12 +90,13 @@ def _take(browser: "Browser", address: str, name: str, scheme: str, width: int) 
 
 
 def _save(page: "Page", name: str) -> None:
-    page.wait_for_timeout(1500)  # fonts, and charts that fade in
-    main = page.get_by_test_id("stMain")
-    height = int(main.evaluate("node => node.scrollHeight"))
     assert page.viewport_size is not None
-    page.set_viewport_size({"width": page.viewport_size["width"], "height": height})
-    page.wait_for_timeout(800)
+    width, height = page.viewport_size["width"], page.viewport_size["height"]
+    main = page.get_by_test_id("stMain")
+    for _ in range(5):  # a page that is still drawn, or drawn again, grows later
+        page.wait_for_timeout(1500)  # fonts, and charts that fade in
+        height = max(height, int(main.evaluate("node => node.scrollHeight")))
+        page.set_viewport_size({"width": width, "height": height})
     page.screenshot(path=IMAGES / f"{name}.png")
     page.close()
     print(f"{name}.png")
@@ -114,12 +125,14 @@ def _take_fleet(browser: "Browser", address: str, folder: Path) -> None:
 def _seconds(browser: "Browser", address: str) -> float:
     """Return the median seconds from a key press to the last change on the page."""
     page = _open(browser, address, "light", WIDE)
+    page.evaluate(_COUNT_UPDATES)
     seconds = []
     # Every press requests a new fleet: no result is cached.
     for name in 3 * ["Per local step"] + 4 * ["Number of devices"]:
+        before = page.evaluate("window.updates")
         began = time.perf_counter()
         page.get_by_role("slider", name=name).press("ArrowRight")
-        page.locator("[data-test-script-state=running]").wait_for(timeout=SLOW)
+        page.wait_for_function(f"window.updates > {before}", timeout=SLOW)
         settle(page)
         seconds.append(time.perf_counter() - began)
     page.close()

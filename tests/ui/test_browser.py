@@ -187,13 +187,18 @@ def test_enter_starts_nothing_and_budgets_are_handed_over(
     field.press("Enter")
     page.get_by_text("5 devices of 48 to 48 training rows").wait_for(timeout=SLOW)
     page.get_by_role("slider", name="Epsilon").press("ArrowLeft")  # 4 to 2.8
+    page.get_by_text("sum", exact=True).click()
+    page.get_by_role("radio", name="sum", checked=True).wait_for(timeout=SLOW)
     settle(page)
     page.get_by_role("button", name="Train with these budgets").click()
     page.get_by_text("Train on simulated devices").wait_for(timeout=SLOW)
     settle(page)
     epsilon = page.get_by_label("Epsilon", exact=True)
     assert float(epsilon.input_value()) == 2.8
-    page.get_by_text("My own table or fedbudget.toml").last.click()
+    server = page.get_by_role("combobox", name="The server sees")
+    assert server.input_value() == "sum"
+    box = page.get_by_role("checkbox", name="Replace its budgets and prices")
+    assert box.is_checked()  # or the file's budgets would be used
     table = page.get_by_label("Table or fedbudget.toml", exact=True)
     assert table.input_value() == "fedbudget.toml"
     name = page.get_by_label("Name", exact=True)
@@ -201,6 +206,36 @@ def test_enter_starts_nothing_and_budgets_are_handed_over(
     name.press("Enter")
     settle(page)
     assert not list((folder / "runs").glob(".by-enter*"))
+    page.get_by_role("link", name="Explore").click()
+    page.get_by_text("5 devices of 48 to 48 training rows").wait_for(timeout=SLOW)
+    assert page.get_by_role("radio", name="sum").is_checked()  # kept meanwhile
+
+
+def test_a_table_is_explored_and_handed_over(
+    page: "Page", address: str, folder: Path
+) -> None:
+    page.goto(address)
+    settle(page)
+    for name, text in (
+        ("Shape from a file", "sensors.csv"),
+        ("Column to predict", "alarm"),
+        ("Column of the device", "sensor_id"),
+    ):
+        field = page.get_by_label(name, exact=True)
+        field.fill(text)
+        field.press("Enter")
+        settle(page)
+    page.get_by_text("5 devices of 48 to 48 training rows").wait_for(timeout=SLOW)
+    page.get_by_role("button", name="Train with these budgets").click()
+    page.get_by_text("Train on simulated devices").wait_for(timeout=SLOW)
+    settle(page)
+    fill(page, "Name", "from-explore")
+    page.get_by_role("button", name="Start").click()
+    page.get_by_text("from-explore: finished").wait_for(timeout=3 * SLOW)
+    about = json.loads((folder / "runs" / "from-explore" / "about.json").read_text())
+    assert about["source"] == "sensors.csv" and about["device"] == "sensor_id"
+    assert about["budget"]["epsilon"] == [4.0]
+    shutil.rmtree(folder / "runs" / "from-explore")
 
 
 def fill(page: "Page", label: str, text: str) -> None:

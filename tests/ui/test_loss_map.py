@@ -117,6 +117,12 @@ def test_a_shape_is_read_from_a_file(tmp_path: Path) -> None:
     )
     shape = shape_of(str(config))
     assert shape.counts == (48,) * 5 and shape.dim == 2
+    table = str(tmp_path / "sensors.csv")
+    assert shape_of(table, label="alarm", device="sensor_id").counts == (48,) * 5
+    numbers = shape_of(table, label="volts", device="sensor_id")
+    assert numbers.loss == "huber" and numbers.num_classes is None
+    with pytest.raises(InvalidInputError, match="nothing"):
+        shape_of(table, label="nothing", device="sensor_id")
     (tmp_path / "plan.json").write_text('{"num_samples": [7, 9], "dim": 3}')
     assert shape_of(str(tmp_path / "plan.json")).counts == (7, 9)
     fleet = Fleet(counts=(7, 9), num_devices=2, dim=3)

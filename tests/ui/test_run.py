@@ -38,6 +38,8 @@ def test_a_named_file_replaces_the_selected_data(data: str) -> None:
         "--seed",
         "3",
     ]
+    replaced = options_for(data, {"table": "my.toml"}, NUMBERS, replace_budgets=True)
+    assert replaced[:3] == ["my.toml", "--epsilon", "4"]
     assert options_for(data, {"table": "my.csv"}, NUMBERS)[0] == "my.csv"
     with pytest.raises(InvalidInputError, match="name the file"):
         options_for(data, {"table": "", "--label": "alarm"}, NUMBERS)

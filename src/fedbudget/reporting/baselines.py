@@ -13,6 +13,7 @@ are not private.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,9 @@ from fedbudget.simulation.sweeping import sweep
 
 # Candidate weights of the L2 term; decreasing, as each fit starts from the last.
 _CENTRAL_STRENGTHS = (1e-3, 1e-4, 1e-5, 1e-6)
+# Fourier features are many and small, and so are the entries of their gradients: the
+# usual tolerance ends a fit half way.
+_FOURIER: Any = {"strengths": (*_CENTRAL_STRENGTHS, 1e-7), "tolerance": 1e-6}
 
 # Centralised training pays for no upload: it may take as many steps as are useful.
 _CENTRAL_PRICES, _CENTRAL_STEPS = Prices(communication=0, computation=1), 600
@@ -92,10 +96,11 @@ def centralised(
     weights = np.full(len(train), 1 / len(train))
     if target == "uniform":
         weights = np.repeat(1 / (data.num_devices * train.sizes), train.sizes)
+    options: Any = {"strengths": _CENTRAL_STRENGTHS}
+    if data.schema is not None and data.schema.expansion is not None:
+        options = _FOURIER
     with one_thread():
-        fits = fit_path(
-            model, train.x, train.y, strengths=_CENTRAL_STRENGTHS, row_weights=weights
-        )
+        fits = fit_path(model, train.x, train.y, row_weights=weights, **options)
     theta = fits[-1]
     if len(data.validation):
         theta = _best(model, fits, data.validation.x, data.validation.y)

@@ -47,6 +47,7 @@ a { color: var(--link); }
 .wide { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: .88rem;
   font-variant-numeric: tabular-nums; }
+table:has(caption) { min-width: min(28rem, 100%); }
 caption { text-align: left; color: var(--soft); padding-bottom: .4rem; }
 th, td { padding: .32rem .7rem; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); }
@@ -69,7 +70,7 @@ figure .narrow svg { min-width: 0; max-width: 46rem; margin: 0 auto; }
 .tiles dd { margin: 0; color: var(--soft); font-size: .88rem; }
 li { margin: .25rem 0; }
 nav ul { columns: 2; padding-left: 1.1rem; }
-code { font-size: .92em; }
+code { font-size: .92em; white-space: nowrap; }
 /* Charts are drawn on white: turned dark, hues stay. 0.91 makes white the page's. */
 @media (prefers-color-scheme: dark) { figure .plate { background: transparent; }
   figure svg { filter: invert(0.91) hue-rotate(180deg); } }
@@ -136,6 +137,11 @@ def side_by_side(*parts: Text) -> Html:
 def mark(text: Text, kind: str) -> Html:
     """Return coloured text; a kind is `bad`, `good`, `fair` or `soft`."""
     return Html(f"<span{_class(kind)}>{_safe(text)}</span>")
+
+
+def code(text: str) -> Html:
+    """Return a command, on one line."""
+    return Html(f"<code>{escape(text)}</code>")
 
 
 def link(text: Text, target: str) -> Html:

@@ -217,7 +217,9 @@ def _guarantee(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text
             "its sums are in single precision. The accuracies and losses on this page "
             "were computed directly on the devices' own rows, as only a simulation "
             "can. If the rows are private, do not publish this page or the model: a "
-            "fleet, or `fedbudget train --release`, makes one that can be published.",
+            "fleet, or ",
+            pages.code("fedbudget train --release"),
+            ", makes one that can be published.",
             kind="note",
         )
     elif comparison is not None:
@@ -225,8 +227,9 @@ def _guarantee(run: RecordedRun, comparison: Comparison | None) -> Iterator[Text
             "The guarantee of this release is for the model, not for this page: its "
             "accuracies, those of the alternatives and the advice were computed "
             "directly on the devices' own rows, without noise. If the rows are "
-            "private, publish the model only; `--no-compare` makes a page without "
-            "them.",
+            "private, publish the model only; ",
+            pages.code("--no-compare"),
+            " makes a page without them.",
             kind="note",
         )
 
@@ -239,7 +242,8 @@ def _metrics(run: RecordedRun) -> Iterator[Text]:
     if not details:
         return
     yield pages.heading("Metrics")
-    if "constant_test_accuracy" in measured:
+    has_accuracy = "constant_test_accuracy" in measured
+    if has_accuracy:
         names = ("test_accuracy", "constant_test_accuracy")
         pair = [number_text(measured[name]) for name in names]
         details.insert(0, ("accuracy, mean of devices", pair[0], pair[1]))
@@ -247,8 +251,9 @@ def _metrics(run: RecordedRun) -> Iterator[Text]:
         ("", "this run", "a constant answer"),
         details,
         numbers=(1, 2),
-        caption="Over the test rows of all devices together; the accuracy is a mean "
-        "over the devices. Not private.",
+        caption="Over the test rows of all devices together"
+        f"{'; the accuracy is a mean over the devices' if has_accuracy else ''}. "
+        "Not private.",
     )
     classes = list(class_rows(measured))
     if classes:

@@ -36,11 +36,13 @@ _STYLE = """
 <style>
   .block-container, .stMainBlockContainer {padding-top: 4.2rem; max-width: 1320px;}
   [data-testid="stMetricValue"] {font-size: 1.6rem;}
+  [data-testid="stMetricLabel"] p {white-space: normal; overflow: visible;}
   [class*="st-key-cards"] {
-    display: grid; gap: .7rem;
+    display: grid; gap: .7rem; align-items: stretch;
     grid-template-columns: repeat(auto-fit, minmax(145px, 1fr));
   }
   [class*="st-key-cards"] > div {width: auto !important;}
+  [class*="st-key-cards"] [data-testid="stMetric"] {height: 100%;}
   h3 {font-size: 1.15rem !important; padding: .3rem 0 !important;}
   h1 {font-size: 1.9rem !important; padding: 0 0 .2rem 0 !important;}
   @media (max-width: 640px) {
@@ -93,7 +95,7 @@ def main() -> None:
     # Imported here: the command line loads this module without Streamlit, too.
     import streamlit as st
 
-    from fedbudget.ui.explore_page import explore_page
+    from fedbudget.ui.explore_page import explore_page, keep_fields
     from fedbudget.ui.fleet import fleet_page
     from fedbudget.ui.results_page import results_page
     from fedbudget.ui.run import run_page
@@ -108,6 +110,7 @@ def main() -> None:
         layout="wide",
     )
     st.html(_STYLE)
+    keep_fields()
     run = st.Page(lambda: run_page(options.runs), title="Run", url_path="run")
     page = st.navigation(
         [

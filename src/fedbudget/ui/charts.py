@@ -111,7 +111,7 @@ def _budget_axes(losses: LossMap, x: str, y: str) -> tuple[alt.X, alt.Y]:
 
 def curve_chart(rows: Rows, *, x: str, y: str, titles: tuple[str, str]) -> Layers:
     """Draw one line per run."""
-    legend = alt.Legend(title=None, orient="top", columns=3, labelLimit=280)
+    legend = alt.Legend(title=None, orient="top", columns=2, labelLimit=280)
     several = len({row["run"] for row in rows}) > 1
     ends = _wide_enough([row[y] for row in rows if row.get(y) is not None])
     base = alt.Chart(_data(rows)).encode(
@@ -138,12 +138,17 @@ def curve_chart(rows: Rows, *, x: str, y: str, titles: tuple[str, str]) -> Layer
 def _wide_enough(values: Sequence[float]) -> list[float]:
     """Return the ends of an axis that does not exaggerate small differences.
 
+    Losses and accuracies are not negative, and neither is the axis.
+
     >>> _wide_enough([0.8175, 0.82]), _wide_enough([0.5, 0.9])
     ([0.79, 0.85], [0.48, 0.92])
+    >>> _wide_enough([0.01, 0.02])
+    [0.0, 0.04]
     """
     low, high = min(values, default=0.0), max(values, default=1.0)
     margin = max(0.05 * (high - low), (_MIN_SPAN - (high - low)) / 2)
-    return [floor(100 * (low - margin)) / 100, ceil(100 * (high + margin)) / 100]
+    least = max(0.0, floor(100 * (low - margin)) / 100)
+    return [least, ceil(100 * (high + margin)) / 100]
 
 
 def spending_chart(rows: Rows) -> alt.Chart:
@@ -156,7 +161,7 @@ def spending_chart(rows: Rows) -> alt.Chart:
             x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1)),
             y=alt.Y(
                 "share:Q",
-                title="share of planned spending",
+                title="share of the plan",
                 axis=share,
                 scale=alt.Scale(domain=[0, 1]),
             ),

@@ -38,6 +38,13 @@ _ROUND = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _STEP = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 _EPSILON = (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4, 5.6, 8, 11, 16)
 _COST = (50, 70, 100, 150, 200, 300, 400, 500, 700, 1000, 1500, 2000, 3000, 5000)
+# The fields of the page; those that are not shown have no value.
+_FIELDS = (
+    *("epsilon", "cost", "trust", "unit", "communication", "computation"),
+    *("shape", "shape_label", "shape_device"),
+    *("devices", "samples", "spread", "dissimilarity", "dim"),
+)
+_DESCRIPTIONS = (".toml", ".json")  # of data; other files are tables
 assert (_EPSILON[0], _EPSILON[-1]) == EPSILONS and (_COST[0], _COST[-1]) == COSTS
 
 
@@ -58,8 +65,15 @@ def _map(fleet: Fleet) -> LossMap:
 
 
 @st.cache_data(max_entries=20, show_spinner="reading the file")
-def _shape(path: str, changed: float) -> Shape:
-    return shape_of(path)
+def _shape(path: str, changed: float, *, label: str, device: str) -> Shape:
+    return shape_of(path, label=label, device=device)
+
+
+def keep_fields() -> None:
+    """Keep the values of the fields while another page is shown."""
+    for name in _FIELDS:
+        if name in st.session_state:
+            st.session_state[name] = st.session_state[name]
 
 
 def explore_page(run: StreamlitPage | None = None) -> None:
@@ -102,14 +116,19 @@ def explore_page(run: StreamlitPage | None = None) -> None:
 
 def _hand_over(fleet: Fleet, *, epsilon: float, cost: float) -> None:
     """Keep the budgets and the table for the form of the Run page."""
-    st.session_state.budgets = {
+    path = st.session_state.get("shape", "").strip()
+    is_table = bool(path) and not path.endswith(_DESCRIPTIONS)
+    st.session_state.handed = {
         "epsilon": epsilon,
         "cost": cost,
         "communication": fleet.communication,
         "computation": fleet.computation,
+        "trust": fleet.trust,
+        "unit": fleet.unit,
+        "table": "" if path.endswith(".json") else path,
+        "label": st.session_state.shape_label.strip() if is_table else "",
+        "device": st.session_state.shape_device.strip() if is_table else "",
     }
-    path = st.session_state.get("shape", "").strip()
-    st.session_state.config = path if path.endswith(".toml") else ""
 
 
 def _from_file() -> Shape | None:
@@ -117,18 +136,35 @@ def _from_file() -> Shape | None:
     path = st.text_input(
         "Shape from a file",
         key="shape",
-        placeholder="fedbudget.toml or plan.json",
-        help="A fedbudget.toml, whose table is read for its numbers of rows and "
-        "columns; or a JSON file with num_samples and dim.",
+        placeholder="sensors.csv, fedbudget.toml or plan.json",
+        help="A table or a fedbudget.toml, whose table is read for its numbers of rows "
+        "and columns; or a JSON file with num_samples and dim.",
     ).strip()
+    label = device = ""
+    if path and not path.endswith(_DESCRIPTIONS):
+        label, device = _table_columns()
+        if not (label and device):
+            st.caption("Name both columns to read the shape of the table.")
+            return None
     if not path:
         return None
     try:
         file = Path(path)
-        return _shape(path, file.stat().st_mtime if file.exists() else 0.0)
+        changed = file.stat().st_mtime if file.exists() else 0.0
+        return _shape(path, changed, label=label, device=device)
     except FedbudgetError as error:
         st.error(str(error))
         return None
+
+
+def _table_columns() -> tuple[str, str]:
+    """Return the columns of a table that the fields name."""
+    left, right = st.columns(2)
+    label = left.text_input("Column to predict", key="shape_label", placeholder="alarm")
+    device = right.text_input(
+        "Column of the device", key="shape_device", placeholder="sensor_id"
+    )
+    return label.strip(), device.strip()
 
 
 def _budgets() -> tuple[float, float]:
@@ -173,7 +209,7 @@ def _promise() -> tuple[Trust, Unit]:
     return trust, unit
 
 
-def _fleet() -> Fleet:
+def _prices() -> dict[str, float]:
     st.subheader("Prices")
     communication = st.select_slider(
         "Per round",
@@ -183,16 +219,17 @@ def _fleet() -> Fleet:
         help="One download and one upload.",
     )
     computation = st.select_slider("Per local step", _STEP, value=1, key="computation")
+    return {"communication": float(communication), "computation": float(computation)}
+
+
+def _fleet() -> Fleet:
+    prices: dict[str, Any] = _prices()
     st.subheader("Devices")
-    prices: dict[str, Any] = {
-        "communication": float(communication),
-        "computation": float(computation),
-    }
     if (shape := _from_file()) is not None:
         least, most = min(shape.counts), max(shape.counts)
         st.caption(
             f"{counted(len(shape.counts), 'device')} of {least} to {most} training "
-            f"rows, {counted(shape.dim, 'column')}, dissimilarity "
+            f"rows, {counted(shape.dim, 'column')}, loss {shape.loss}, dissimilarity "
             f"{shape.dissimilarity}."
         )
         return Fleet(
@@ -200,8 +237,15 @@ def _fleet() -> Fleet:
             num_devices=len(shape.counts),
             dim=shape.dim,
             dissimilarity=shape.dissimilarity,
+            loss=shape.loss,
+            num_classes=shape.num_classes,
             **prices,
         )
+    return _described_fleet(prices)
+
+
+def _described_fleet(prices: dict[str, Any]) -> Fleet:
+    """Return the fleet that the fields describe."""
     devices = st.select_slider("Number of devices", _COUNTS, value=16, key="devices")
     samples = st.select_slider(
         "Samples of the median device", _SAMPLES, value=1628, key="samples"
@@ -390,6 +434,8 @@ def _show_details(plan: Plan, fleet: Fleet) -> None:
 
 
 def _as_options(fleet: Fleet) -> str:
-    """Return trust and unit as options, where they are not the default."""
-    trust = "" if fleet.trust == TRUST else f" --trust {fleet.trust}"
-    return trust + ("" if fleet.unit == UNIT else f" --unit {fleet.unit}")
+    """Return loss, trust and unit as options, where they are not the default."""
+    options = "" if fleet.loss == "logistic" else f" --loss {fleet.loss}"
+    options += "" if fleet.num_classes is None else f" --classes {fleet.num_classes}"
+    options += "" if fleet.trust == TRUST else f" --trust {fleet.trust}"
+    return options + ("" if fleet.unit == UNIT else f" --unit {fleet.unit}")

@@ -21,7 +21,7 @@ from fedbudget.budget import (
     planned_delta,
 )
 from fedbudget.checks import Array
-from fedbudget.data import Dataset, from_table
+from fedbudget.data import Schema, from_table
 from fedbudget.data.schema import schema_from_config
 from fedbudget.errors import (
     DataError,
@@ -47,7 +47,9 @@ class Fleet:
     samples: int = 1628  # of the median device
     spread: float = 1.0  # samples of the largest device over those of the smallest
     dim: int = 102
-    dissimilarity: str = USUAL_DISSIMILARITY
+    dissimilarity: str | float = USUAL_DISSIMILARITY
+    loss: str = "logistic"
+    num_classes: int | None = None  # of softmax
     communication: float = float(COMMUNICATION_PRICE)
     computation: float = float(COMPUTATION_PRICE)
     trust: Trust = TRUST
@@ -74,7 +76,11 @@ class Fleet:
     def problem(self) -> Problem:
         """The planning problem of these devices."""
         return Problem(
-            num_samples=self.sizes, dim=self.dim, dissimilarity=self.dissimilarity
+            num_samples=self.sizes,
+            dim=self.dim,
+            loss=self.loss,
+            num_classes=self.num_classes,
+            dissimilarity=self.dissimilarity,
         )
 
     @property
@@ -94,52 +100,82 @@ class Shape:
 
     counts: tuple[int, ...]  # samples of each device
     dim: int
-    dissimilarity: str = USUAL_DISSIMILARITY
+    dissimilarity: str | float = USUAL_DISSIMILARITY
+    loss: str = "logistic"
+    num_classes: int | None = None  # of softmax
 
 
-def shape_of(path: str) -> Shape:
+def shape_of(path: str, *, label: str = "", device: str = "") -> Shape:
     """Return the shape of the data that a file describes; no row is kept.
 
-    A `fedbudget.toml` is read with its table; a JSON file has num_samples and dim, as
-    plan.json has.
+    A JSON file has num_samples and dim, as plan.json has. A `fedbudget.toml` is read
+    with its table. Any other file is a table, of which the columns to predict and of
+    the devices are named.
 
     Raises:
         DataError: It cannot be read, or holds no shape.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        if path.endswith(".json"):
+            return _stated(json.loads(Path(path).read_text(encoding="utf-8")))
+        values: Mapping[str, Any] = {"data": {"device": device}, "plan": {}}
+        table, schema = Path(path), None
         if path.endswith(".toml"):
-            data = _table_of(Path(path), tomllib.loads(text))
-            return Shape(
-                counts=tuple(data.num_samples.tolist()),
-                dim=data.dim,
-                dissimilarity=data.dissimilarity,
-            )
-        plain = json.loads(text)
-        problem = Problem(num_samples=plain["num_samples"], dim=plain["dim"])
-    except (OSError, LookupError, TypeError, ValueError) as error:
+            values = tomllib.loads(table.read_text(encoding="utf-8"))
+            label, schema = values["label"]["name"], schema_from_config(values)
+            table = table.parent / values["data"]["table"]
+        return _of_table(table, label, schema, values["data"], values.get("plan", {}))
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, FedbudgetError):
             raise
+        reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(
-            f"file {path!r} holds no shape ({error}): name a fedbudget.toml, or a JSON "
-            "file with num_samples and dim, such as plan.json of a run"
+            f"file {path!r} holds no shape ({reason}): name a fedbudget.toml, a table, "
+            "or a JSON file with num_samples and dim, such as plan.json of a run"
         ) from None
-    return Shape(counts=tuple(problem.num_samples.tolist()), dim=problem.dim)
 
 
-def _table_of(path: Path, values: Mapping[str, Any]) -> Dataset:
-    """Return the table of a `fedbudget.toml`; `fedbudget plan` warns of its bounds."""
-    data = values["data"]
-    with warnings.catch_warnings():
+def _of_table(
+    path: Path,
+    label: str,
+    schema: Schema | None,
+    data: Mapping[str, Any],
+    plan: Mapping[str, Any],
+) -> Shape:
+    """Return the shape of a table; `data` and `plan` are sections of a config."""
+    with warnings.catch_warnings():  # `plan` and `train` warn of bounds from rows
         warnings.simplefilter("ignore", NotPrivateWarning)
-        return from_table(
-            path.parent / data["table"],
-            label=values["label"]["name"],
+        rows = from_table(
+            path,
+            label=label,
             device=data.get("device"),
             partition=data.get("partition"),
             missing=data.get("missing", "error"),
-            schema=schema_from_config(values),
+            order=data.get("order"),
+            schema=schema,
+            features=None if plan.get("features") == "auto" else plan.get("features"),
         )
+    stated = plan.get("dissimilarity", "measure")  # by the devices, in a run
+    dissimilarity = rows.dissimilarity if stated == "measure" else stated
+    problem = rows.problem(loss=plan.get("loss"), dissimilarity=dissimilarity)
+    loss = problem.model.name
+    return Shape(
+        counts=tuple(problem.num_samples.tolist()),
+        dim=problem.dim,
+        dissimilarity=dissimilarity,
+        loss=loss,
+        num_classes=rows.num_classes if loss == "softmax" else None,
+    )
+
+
+def _stated(plain: Mapping[str, Any]) -> Shape:
+    """Return the shape that a JSON file states."""
+    loss = plain.get("loss", "logistic")
+    classes = plain.get("num_classes") if loss == "softmax" else None
+    sizes, dim = plain["num_samples"], plain["dim"]
+    problem = Problem(num_samples=sizes, dim=dim, loss=loss, num_classes=classes)
+    counts = tuple(problem.num_samples.tolist())
+    return Shape(counts=counts, dim=problem.dim, loss=loss, num_classes=classes)
 
 
 def best_plan(fleet: Fleet, *, epsilon: float, cost: float) -> Plan:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -23,6 +24,8 @@ from fedbudget.budget import (
     COMPUTATION_PRICE,
     FIRST_COST,
     FIRST_EPSILON,
+    TRUST,
+    UNIT,
 )
 from fedbudget.data.partitions import SEED
 from fedbudget.errors import FedbudgetError, InvalidInputError, RecordError
@@ -51,11 +54,16 @@ NOT_PRIVATE = (
 
 
 def options_for(
-    data: str, table: Mapping[str, str], values: Mapping[str, float | str]
+    data: str,
+    table: Mapping[str, str],
+    values: Mapping[str, float | str],
+    *,
+    replace_budgets: bool = False,
 ) -> list[str]:
     """Return the options of `fedbudget train` for a filled-in form.
 
-    If the form names a file, it is used instead of the selected data.
+    If the form names a file, it is used instead of the selected data. The budgets and
+    prices of a `fedbudget.toml` are used, unless the form's replace them.
 
     >>> options_for(OWN, {"table": "my.toml"}, {"--epsilon": 4.0, "--seed": 1})
     ['my.toml', '--seed', '1']
@@ -65,7 +73,8 @@ def options_for(
     if not path and (data == OWN or columns):
         raise InvalidInputError(f"{OWN!r} is selected without a file: name the file")
     if path.endswith(".toml"):
-        options, values = [path], {"--seed": values["--seed"]}
+        options = [path]
+        values = values if replace_budgets else {"--seed": values["--seed"]}
     elif path:
         options = [path, *_flat(columns)]
     else:
@@ -237,45 +246,54 @@ def run_page(root: Path) -> None:
 
 def _show_form(runner: Runner) -> None:
     with st.form("start", border=False, enter_to_submit=False):
-        data = st.selectbox("Data", list(DATA))
-        table = _table_fields()
-        values, name = _value_fields()
+        handed = st.session_state.get("handed", {})
+        own = list(DATA).index(OWN) if handed.get("table") else 0
+        data = st.selectbox("Data", list(DATA), index=own)
+        table, replace_budgets = _table_fields(handed)
+        values, name = _value_fields(handed)
         if not st.form_submit_button("Start", type="primary", width="stretch"):
             return
     try:
-        options = options_for(data, table, values)
+        options = options_for(data, table, values, replace_budgets=replace_budgets)
         st.session_state.started = runner.start(name.strip() or None, options).name
     except FedbudgetError as error:
         st.error(str(error))
 
 
-def _table_fields() -> dict[str, str]:
-    with st.expander(OWN):
+def _table_fields(handed: Mapping[str, Any]) -> tuple[dict[str, str], bool]:
+    """Return the file and its columns, and whether the form's budgets replace its."""
+    table = handed.get("table", "")
+    with st.expander(OWN, expanded=bool(table)):
         path = st.text_input(
-            "Table or fedbudget.toml",
-            value=st.session_state.get("config", ""),
-            placeholder="sensors.csv",
+            "Table or fedbudget.toml", value=table, placeholder="sensors.csv"
         )
         st.caption(
             "A file named here is used instead of the data selected above. A "
-            "fedbudget.toml also sets budgets and prices; of the fields below, "
-            "only the seed is then used."
+            "fedbudget.toml also sets budgets and prices."
         )
-        return {
-            "table": path,
-            "--label": st.text_input("Column to predict", placeholder="alarm"),
+        replace_budgets = st.checkbox(
+            "Replace its budgets and prices by those below",
+            value=bool(table),
+            help="Of the fields below, only the seed is used otherwise.",
+        )
+        columns = {
+            "--label": st.text_input(
+                "Column to predict", value=handed.get("label", ""), placeholder="alarm"
+            ),
             "--device": st.text_input(
-                "Column that names the device", placeholder="sensor_id"
+                "Column that names the device",
+                value=handed.get("device", ""),
+                placeholder="sensor_id",
             ),
             "--schema": st.text_input("Schema", placeholder="schema.json"),
         }
+        return {"table": path, **columns}, replace_budgets
 
 
-def _value_fields() -> tuple[dict[str, float | str], str]:
+def _value_fields(handed: Mapping[str, Any]) -> tuple[dict[str, float | str], str]:
     limit = 1e9
     # A pair of columns for each row keeps this order on a narrow screen.
     first, second = st.columns(2)
-    handed: Mapping[str, float] = st.session_state.get("budgets", {})
     epsilon = first.number_input(
         "Epsilon", 0.01, 1000.0, handed.get("epsilon", FIRST_EPSILON)
     )
@@ -284,10 +302,14 @@ def _value_fields() -> tuple[dict[str, float | str], str]:
     trust = first.selectbox(
         "The server sees",
         TRUSTS,
+        index=TRUSTS.index(handed.get("trust", TRUST)),
         help="uploads of each device, or only the sum of all: then they share noise.",
     )
     unit = second.selectbox(
-        "Epsilon protects one", UNITS, help="A row, or all rows of a device."
+        "Epsilon protects one",
+        UNITS,
+        index=UNITS.index(handed.get("unit", UNIT)),
+        help="A row, or all rows of a device.",
     )
     first, second = st.columns(2)
     round_price = handed.get("communication", float(COMMUNICATION_PRICE))
@@ -372,45 +394,14 @@ def _state(runner: Runner, name: str, run: RecordedRun | None, *, running: bool)
 
 
 def _show_round(folder: RunFolder) -> None:
-    plan, last = folder.run.plan, folder.run.rounds[-1]
     if not folder.measures:  # the first rounds of a run that measures some
-        st.caption(f"Not measured yet. {plan.privacy}.")
+        st.caption(f"Not measured yet. {folder.run.plan.privacy}.")
         return
     measure = folder.measures[0]
-    epsilon, cost = largest(last.epsilon), largest(last.cost)
-    planned = largest(plan.epsilon), largest(plan.cost)
     for caution in cautions(folder.run.last_measured):
         st.warning(f"{caution[:1].upper()}{caution[1:]}.")
-    constant = folder.run.last_measured.get(f"constant_{measure}")
     with st.container(key="cards-run"):
-        st.metric(
-            measure.replace("_", " ").capitalize(),
-            f"{folder.run.last_measured[measure]:.4f}",
-            delta=None if constant is None else f"a constant's: {constant:.4f}",
-            delta_color="off",
-            delta_arrow="off",
-            border=True,
-        )
-        st.metric(
-            "Epsilon spent" if folder.run.kind == "release" else "Epsilon, if released",
-            epsilon_text(epsilon),
-            border=True,
-            help=f"Maximum over the devices. Planned: {rounded_up(planned[0])}."
-            if planned[0]
-            else "This run adds no noise: there is no bound.",
-        )
-        st.metric(
-            "Cost spent",
-            f"{cost:.4g}",
-            border=True,
-            help=f"Maximum over the devices. Planned: {planned[1]:.4g}.",
-        )
-        st.metric(
-            "Answers",
-            f"{last.answered} of {plan.num_devices}",
-            border=True,
-            help="Devices that answered in the last round.",
-        )
+        _show_cards(folder.run, measure)
     title = measure.replace("_", " ")
     st.altair_chart(
         curve_chart(folder.curve(), x="cost", y=measure, titles=("cost spent", title)),
@@ -420,6 +411,41 @@ def _show_round(folder: RunFolder) -> None:
     st.altair_chart(spending_chart(folder.spending()), width="stretch", height=270)
     _show_metrics(folder.run)
     st.caption(f"{folder.run.privacy}. {NOT_PRIVATE}")
+
+
+def _show_cards(run: RecordedRun, measure: str) -> None:
+    plan, last = run.plan, run.rounds[-1]
+    epsilon, cost = largest(last.epsilon), largest(last.cost)
+    planned = largest(plan.epsilon), largest(plan.cost)
+    constant = run.last_measured.get(f"constant_{measure}")
+    st.metric(
+        measure.replace("_", " ").capitalize(),
+        f"{run.last_measured[measure]:.4f}",
+        delta=None if constant is None else f"a constant's: {constant:.4f}",
+        delta_color="off",
+        delta_arrow="off",
+        border=True,
+    )
+    st.metric(
+        "Epsilon spent" if run.kind == "release" else "Epsilon, if released",
+        epsilon_text(epsilon),
+        border=True,
+        help=f"Maximum over the devices. Planned: {rounded_up(planned[0])}."
+        if planned[0]
+        else "This run adds no noise: there is no bound.",
+    )
+    st.metric(
+        "Cost spent",
+        f"{cost:.4g}",
+        border=True,
+        help=f"Maximum over the devices. Planned: {planned[1]:.4g}.",
+    )
+    st.metric(
+        "Answers",
+        f"{last.answered} of {plan.num_devices}",
+        border=True,
+        help="Devices that answered in the last round.",
+    )
 
 
 def _show_metrics(run: RecordedRun) -> None:
