@@ -9,10 +9,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 import fedbudget as fb
+from fedbudget.checks import Array
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.transport.address import BrokerAddress
@@ -35,7 +37,7 @@ class Answering(Connection):
 
     def __init__(self, names: list[str]) -> None:
         super().__init__(BrokerAddress(), name="coordinator", topics=())
-        self._names, self.preparing = names, 0.0
+        self.names, self.preparing = names, 0.0
 
     def model(self, name: str, theta: bytes) -> bytes:
         """Return a device's model: the order's."""
@@ -50,7 +52,7 @@ class Answering(Connection):
             return
         began = time.process_time()
         order = RoundOrder.from_bytes(decode(payload)[0])
-        for name in self._names:
+        for name in self.names:
             reply = Reply(
                 device=name,
                 run=order.run,
@@ -75,33 +77,47 @@ def plan_for(count: int) -> fb.Plan:
     )
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    names = [f"device-{number:06d}" for number in range(count)]
-    plan = plan_for(count)
-    connection, seconds, sizes = Answering(names), [], []
+class Round(NamedTuple):
+    """What a round gave, and what it cost the coordinator."""
+
+    theta: Array
+    seconds: float  # of its processor
+    file_bytes: int
+
+
+def run_rounds(connection: Answering, rounds: int) -> list[Round]:
+    """Run rounds of a connection's devices with a coordinator of their own."""
+    plan, closed = plan_for(len(connection.names)), []
     with tempfile.TemporaryDirectory(prefix="fedbudget-answers-") as folder:
         checkpoints = Checkpoints(Path(folder) / "coordinator.sqlite")
         devices = FleetDevices(
             connection,
-            [declaration(device=name, dim=DIM) for name in names],
+            [declaration(device=name, dim=DIM) for name in connection.names],
             signer=Signer.generate(),
             checkpoints=checkpoints,
         )
         devices.begin(plan)
-        for number in range(1, ROUNDS + 1):
+        for number in range(1, rounds + 1):
             connection.preparing, began = 0.0, time.process_time()
             order = Order(number=number, theta=np.zeros(DIM), plan=plan)
             replies = devices.run_round(order)
+            seconds = time.process_time() - began - connection.preparing
             assert replies.answered.all()
-            seconds.append(time.process_time() - began - connection.preparing)
-            sizes.append(checkpoints.path.stat().st_size)
+            size = checkpoints.path.stat().st_size
+            closed.append(Round(replies.theta, seconds, size))
         checkpoints.close()
+    return closed
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    connection = Answering([f"device-{number:06d}" for number in range(count)])
+    closed = run_rounds(connection, ROUNDS)
+    milliseconds = 1e3 * np.median([r.seconds for r in closed]) / count
+    growth = (closed[-1].file_bytes - closed[-2].file_bytes) / 1e6
     print(f"{'devices':34} {count}")
-    print(
-        f"{'milliseconds per answer, median':34} {1e3 * np.median(seconds) / count:.3f}"
-    )
-    print(f"{'last growth of its file, MB':34} {(sizes[-1] - sizes[-2]) / 1e6:.3f}")
+    print(f"{'milliseconds per answer, median':34} {milliseconds:.3f}")
+    print(f"{'last growth of its file, MB':34} {growth:.3f}")
 
 
 if __name__ == "__main__":

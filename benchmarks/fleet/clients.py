@@ -1,11 +1,12 @@
 """Many devices in one process, for benchmarks: plain MQTT 3.1.1 over mutual TLS.
 
-    python benchmarks/fleet/clients.py CERTS PORT FIRST COUNT
+    python benchmarks/fleet/clients.py CERTS PORT FIRST COUNT signed|unsigned
 
 Every device has its own certificate, connection and session. It answers an order with
-the order's own model: what is measured is the broker and the coordinator, in processes
-of their own. The protocol is written out here, because a client library costs as much
-per message as the coordinator that is to be measured.
+the order's own model, signed with its certificate's key or not: what is measured is the
+broker and the coordinator, in processes of their own. The protocol is written out here,
+because a client library costs as much per message as the coordinator that is to be
+measured.
 """
 
 import selectors
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from fedbudget.errors import MessageError
 from fedbudget.fleet.transport.certificates import identity_of
+from fedbudget.fleet.transport.reply_signatures import ReplySigner
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import WIRE, Declaration, Reply, RoundOrder
@@ -34,7 +36,7 @@ def name_of(number: int) -> str:
     return f"device-{number:06d}"
 
 
-def declaration_of(name: str) -> Declaration:
+def declaration_of(name: str, signer: ReplySigner | None) -> Declaration:
     """Return what a device declares."""
     return Declaration(
         device=name,
@@ -50,6 +52,7 @@ def declaration_of(name: str) -> Declaration:
         accountant="gdp",
         least_noise_multiplier=1.0,
         wire=WIRE,
+        certificate=None if signer is None else signer.certificate,
     )
 
 
@@ -76,8 +79,15 @@ def text(value: str) -> bytes:
 class Client:
     """One connection; not blocking once it is made."""
 
-    def __init__(self, name: str, port: int, context: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        context: ssl.SSLContext,
+        signer: ReplySigner | None,
+    ) -> None:
         self.name, self.data, self.unsent, self.number = name, b"", b"", 0
+        self.signer = signer
         link = socket.create_connection(("127.0.0.1", port), timeout=60)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.link = context.wrap_socket(link, server_hostname="localhost")
@@ -92,7 +102,7 @@ class Client:
         self.send(
             self.publish(
                 text(topics.declare(name)),
-                declaration_of(name).to_bytes(),
+                declaration_of(name, signer).to_bytes(),
                 retain=True,
             )
         )
@@ -177,12 +187,15 @@ def handle(client: Client, first: int, body: bytes, answers: Answers) -> bytes:
             reply = answers.of(content, client.name)
         except MessageError:  # the end of a run
             return sent
+        if client.signer is not None:
+            reply = client.signer.sign(reply)
         sent += client.publish(client.topic, reply)
     return sent
 
 
 def main() -> None:
-    certs, port, first, count = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    certs, port, first, count = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    is_signed = sys.argv[5] == "signed"
     selector, answers = selectors.DefaultSelector(), Answers()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     clients = []
@@ -190,7 +203,8 @@ def main() -> None:
         identity = identity_of(certs, name_of(number))
         context = ssl.create_default_context(cafile=str(identity.ca))
         context.load_cert_chain(identity.certificate, identity.key)
-        client = Client(name_of(number), port, context)
+        signer = ReplySigner(identity) if is_signed else None
+        client = Client(name_of(number), port, context, signer)
         selector.register(client.link, selectors.EVENT_READ, client)
         clients.append(client)
     print(READY, flush=True)

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
 from tests.fleet.secure.rounds import SecureRound, sealed_for, vectors
 
 from fedbudget.fleet.secure import protocol
+from fedbudget.fleet.wire.secure_messages import AttemptRoster
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,7 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     print("devices  neighbours  T    ms per device  server s  kB up  kB down  exact")
     exact = True
     for count in options.devices:
-        row = measured(count, options.params)
+        row = measured(
+            count, options.params, colluders=count // 20, missing=count // 10
+        )
         exact = exact and row["exact"]
         print(
             f"{count:7d}  {row['degree']:10d}  {row['threshold']:3d}  "
@@ -40,19 +43,32 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if exact else 1
 
 
-def measured(count: int, params: int) -> dict[str, Any]:
-    """Return the seconds and bytes of one device, and the server's seconds."""
-    current = SecureRound(count, colluders=count // 20, dropouts=count // 10)
+def measured(
+    count: int,
+    params: int,
+    *,
+    colluders: int,
+    missing: int,
+    dropouts: int | None = None,
+) -> dict[str, Any]:
+    """Return the seconds and bytes of one device, and the server's seconds.
+
+    `missing` devices drop out, of `dropouts` that may; None: just as many.
+    """
+    most = missing if dropouts is None else dropouts
+    current = SecureRound(count, colluders=colluders, dropouts=most)
     inputs = vectors(count, params)
     peers, everybody = current.peers, list(range(count))
-    answered = [m for m in everybody if m % 10 != 9]
+    # Evenly over the list, as by chance.
+    gone = set(np.linspace(0, count - 1, missing, dtype=int).tolist())
+    answered = [m for m in everybody if m not in gone]
     quorum = answered[: peers.quorum]
     started = time.perf_counter()
     announced = current.announce(everybody)
     roster = current.roster(announced)
-    # Signatures are the same for all devices: one checks them, the others as long.
+    # Every device checks as many signatures as the first one does.
     checking = time.perf_counter()
-    roster.check()
+    roster.for_device(0).check(0)
     signatures = {m: current.devices[m].confirm(roster, answered) for m in quorum}
     protocol.check_confirmations(roster, answered, signatures)
     checked = time.perf_counter() - checking
@@ -60,18 +76,20 @@ def measured(count: int, params: int) -> dict[str, Any]:
     shares = current.reveal(roster, announced, answered, answered)
     devices = time.perf_counter() - started - checked
     unmasking = time.perf_counter()
+    roster.check(0)  # all keys
     total = protocol.unmask(roster, uploads, shares, ring_bits=32)
     server = time.perf_counter() - unmasking
     expected = inputs[answered].sum(axis=0) % (1 << 32)
     neighbours = peers.neighbourhood.degree
     sealed = sum(map(len, sealed_for(0, announced).values()))
+    roster_bytes = len(AttemptRoster.of_roster(roster.for_device(0)).to_bytes())
     return {
         "degree": neighbours,
         "threshold": peers.neighbourhood.threshold,
         "device": devices / count + checked,
         "server": server,
         "up": sealed + 128 + 4 * params + 64 + 32 * neighbours,
-        "down": 4 * params + 132 * count + 4 * count + 64 * peers.quorum + sealed,
+        "down": 4 * params + roster_bytes + 4 * count + 68 * peers.quorum + sealed,
         "exact": bool(np.array_equal(total, expected)),
     }
 

@@ -12,21 +12,12 @@ of the root, as if every leaf had a core of its own; what its broker can carry
 """
 
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
-from answers import DIM, Answering, plan_for
+from answers import Answering, run_rounds
 
 from fedbudget.algorithm import weighted_mean
-from fedbudget.fleet.coordinator.checkpoints import Checkpoints
-from fedbudget.fleet.coordinator.devices import FleetDevices
-from fedbudget.fleet.wire.signing import Signer
-from fedbudget.training import Order
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
-from tests.fleet.examples import declaration
 
 
 class Moving(Answering):
@@ -42,37 +33,16 @@ def move_of(name: str) -> float:
     return 1e-3 * (int(name.rsplit("-", 1)[1]) % 97)
 
 
-def leaf(names: list[str]) -> tuple[np.ndarray, float]:
-    """Return a leaf's average of one round, and the seconds of its processor."""
-    plan = plan_for(len(names))
-    connection = Moving(names)
-    with tempfile.TemporaryDirectory(prefix="fedbudget-tree-") as folder:
-        checkpoints = Checkpoints(Path(folder) / "coordinator.sqlite")
-        devices = FleetDevices(
-            connection,
-            [declaration(device=name, dim=DIM) for name in names],
-            signer=Signer.generate(),
-            checkpoints=checkpoints,
-        )
-        devices.begin(plan)
-        began = time.process_time()
-        order = Order(number=1, theta=np.zeros(DIM), plan=plan)
-        replies = devices.run_round(order)
-        seconds = time.process_time() - began - connection.preparing
-        checkpoints.close()
-    assert replies.answered.all()
-    return replies.theta, seconds
-
-
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     leaves = int(sys.argv[2]) if len(sys.argv) > 2 else 10
     names = [f"device-{number:06d}" for number in range(count)]
     parts = [names[first::leaves] for first in range(leaves)]
-    averages, seconds = zip(*map(leaf, parts), strict=True)
+    averaged = [run_rounds(Moving(part), 1)[0] for part in parts]
+    seconds = [part.seconds for part in averaged]
     began = time.process_time()
     shares = np.array([len(part) / count for part in parts])
-    theta = weighted_mean(list(averages), shares)
+    theta = weighted_mean([part.theta for part in averaged], shares)
     root = time.process_time() - began
     error = np.abs(theta - np.mean([move_of(name) for name in names])).max()
     print(f"{'devices, leaves':40} {count}, {leaves}")

@@ -67,7 +67,9 @@ def test_truncated_records_are_refused(hostile: Hostile, cut: int) -> None:
 def test_oversized_messages_are_refused_before_they_are_read(hostile: Hostile) -> None:
     where = hostile.where(1, 1)
     with pytest.raises(MessageError, match="bytes"):
-        AttemptRoster(**where, keys=bytes(132 * (MOST_PEERS + 1)))
+        AttemptRoster(**where, keys=bytes(132 * (MOST_PEERS + 1)), others=b"")
+    with pytest.raises(MessageError, match="bytes"):
+        AttemptRoster(**where, keys=bytes(132), others=bytes(36 * (MOST_PEERS + 1)))
     with pytest.raises(MessageError, match="bytes"):
         RevealOrder(
             **where,

@@ -9,12 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+from cryptography.x509.oid import NameOID
 
-from fedbudget.errors import InfeasibleBudgetError, MessageError
+from fedbudget.errors import InfeasibleBudgetError, InvalidInputError, MessageError
 from fedbudget.fleet.coordinator.roster import plan_fleet
-from fedbudget.fleet.transport.authority import revoke
+from fedbudget.fleet.transport.authority import renew, revoke
 from fedbudget.fleet.transport.certificates import identity_of, make_certificates
+from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.transport.reply_signatures import ReplyKeys, ReplySigner
+from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode, encode
 from fedbudget.fleet.wire.messages import Declaration, Reply, RoundOrder
 from tests.fleet.examples import declaration
@@ -79,7 +90,8 @@ def test_a_reply_that_nobody_or_somebody_else_signed_is_dropped(certs: Path) -> 
         "somebody else": signer(ours, "b").sign(reply("a")),
         "or changed": encode([body.replace(b"answered", b"accepted"), signature]),
         "sent": encode([body, signature[:-1] + bytes([signature[-1] ^ 1])]),
-        "not a signed reply": encode([body, 1]),
+        "is not signed": encode([body, 1]),
+        "shorter form": encode([body, signature]) + b"\0",
     }
     for words, payload in forged.items():
         with pytest.raises(MessageError, match=words):
@@ -88,6 +100,75 @@ def test_a_reply_that_nobody_or_somebody_else_signed_is_dropped(certs: Path) -> 
         keys.open("c", encode([body, signature]))
     with pytest.raises(MessageError, match="somebody else"):
         keys.open("a", signer(certs / "others", "a").sign(reply("a")))
+
+
+def test_replies_that_are_checked_together_are_checked_each(certs: Path) -> None:
+    ours = certs / "ours"
+    keys = keys_of(ours, declared(ours, "a"), declared(ours, "b"))
+    names = ["a", "b"] * 20
+    valid = [(name, signer(ours, name).sign(reply(name))) for name in names]
+    others = certs / "others"
+    forged = [
+        *((name, reply(name)) for name in names),
+        *((name, signer(others, name).sign(reply(name))) for name in names),
+        ("b", valid[0][1]),  # another device's valid reply
+        ("c", valid[0][1]),
+        ("a", valid[0][1] + b"\0"),
+        ("a/0", valid[0][1]),  # the topic of a chunk
+    ]
+    keys.check_ahead([*forged, *valid, *forged])
+    for name, payload in valid:
+        assert keys.open(name, payload) == reply(name)
+    for name, payload in forged:
+        with pytest.raises(MessageError):
+            keys.open(name, payload)
+
+
+def test_a_reply_that_was_checked_ahead_is_not_checked_again(
+    certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = certs / "ours"
+    keys = keys_of(ours, declared(ours, "a"))
+    replies = [("a", signer(ours, "a").sign(reply("a"))) for _ in range(20)]
+    keys.check_ahead(replies)
+    monkeypatch.setattr(keys, "_keys", {})
+    assert [keys.open(*entry) for entry in replies] == [reply("a")] * 20
+    keys.check_ahead([])  # what was checked counts for one batch
+    with pytest.raises(MessageError, match="no certificate"):
+        keys.open(*replies[0])
+
+
+def self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(
+        name, name, key.public_key(), 1, now, now + datetime.timedelta(days=1)
+    )
+    return builder.sign(key, SHA256())
+
+
+@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1()])
+@pytest.mark.parametrize("form", ["PKCS8", "TraditionalOpenSSL"])
+def test_keys_of_every_usual_format_sign(
+    certs: Path, tmp_path: Path, curve: ec.EllipticCurve, form: str
+) -> None:
+    key, kind = ec.generate_private_key(curve), getattr(PrivateFormat, form)
+    path, certificate = tmp_path / "own.key", tmp_path / "own.pem"
+    path.write_bytes(key.private_bytes(Encoding.PEM, kind, NoEncryption()))
+    certificate.write_bytes(self_signed(key).public_bytes(Encoding.PEM))
+    identity = identity_of(certs / "ours", "a")
+    own = ReplySigner(replace(identity, key=path, certificate=certificate))
+    body, signature = decode(own.sign(b"reply"))
+    purpose = b"fedbudget reply 1\0"
+    key.public_key().verify(signature, purpose + body, ec.ECDSA(SHA256()))
+
+
+@pytest.mark.parametrize("text", ["", "-----BEGIN PRIVATE KEY-----\nAAAA", "\n"])
+def test_a_damaged_key_is_an_error(certs: Path, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "own.key"
+    path.write_text(text)
+    with pytest.raises(InvalidInputError, match="cannot be used"):
+        ReplySigner(replace(identity_of(certs / "ours", "a"), key=path))
 
 
 def test_only_certificates_of_the_authority_are_planned_for(
@@ -146,4 +227,62 @@ def test_a_forged_answer_does_not_change_the_model(certs: Path, tmp_path: Path) 
     )
     mean_of(devices.run_round(ordered(1)), *NAMES)
     assert devices.tally is not None and devices.tally.dropped == {"b": 2}
+    site.stop()
+
+
+def test_a_renewed_certificate_signs_from_its_declaration_on(
+    certs: Path, tmp_path: Path
+) -> None:
+    """Renewed in the middle of a run; a thief's certificates are not learned."""
+    keys = tmp_path / "keys"
+    make_certificates(keys, ["a", "b"])
+    before, old = declared(keys, "a"), signer(keys, "a")
+    known = keys_of(keys, before)
+    renew(keys, within=400, days=500)
+    new = signer(keys, "a")
+    with pytest.raises(MessageError, match="somebody else"):
+        known.open("a", new.sign(reply("a")))
+    for words, bad in {
+        "not of the authority": declared(certs / "others", "a"),
+        "another name": replace(declared(keys, "b"), device="a"),
+        "no certificate": declaration(device="a"),
+    }.items():
+        with pytest.raises(MessageError, match=words):
+            known.learn(bad)
+    with pytest.raises(MessageError, match="somebody else"):
+        known.open("a", signer(certs / "others", "a").sign(reply("a")))
+    known.learn(declared(keys, "b"))  # no device of the run
+    with pytest.raises(MessageError, match="no certificate"):
+        known.open("b", signer(keys, "b").sign(reply("b")))
+    known.learn(declared(keys, "a"))
+    for one in (new, old):  # an answer may have been on its way
+        assert known.open("a", one.sign(reply("a"))) == reply("a")
+
+
+def test_no_answer_is_lost_when_a_certificate_is_renewed_during_a_run(
+    tmp_path: Path,
+) -> None:
+    keys, site = tmp_path / "keys", Site(tmp_path / "site")
+    make_certificates(keys, NAMES)
+    signers = {name: signer(keys, name) for name in NAMES}
+
+    def honest(name: str) -> Script:
+        return lambda order: [signers[name].sign(reply_to(order, name).to_bytes())]
+
+    devices, connection = site.start(
+        {name: honest(name) for name in NAMES},
+        declarations=[declared(keys, name) for name in NAMES],
+        authority=keys / "ca.pem",
+    )
+    mean_of(devices.run_round(ordered(1)), *NAMES)
+    renew(keys, within=400, days=500)
+    signers["b"] = signer(keys, "b")
+    declares = Message(
+        topic=topics.declare("b"),
+        payload=declared(keys, "b").to_bytes(),
+        receiver="coordinator",
+    )
+    connection.inbox.put(declares)
+    mean_of(devices.run_round(ordered(2)), *NAMES)
+    assert devices.tally is not None and not devices.tally.dropped
     site.stop()

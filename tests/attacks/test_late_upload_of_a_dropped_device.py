@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from fedbudget.fleet.secure import masks, protocol, shamir
-from fedbudget.fleet.secure.peers import Roster
 from fedbudget.fleet.wire.secure_messages import RevealedShares, unpack_records
 from tests.fleet.sums import Hostile
 
@@ -35,7 +34,7 @@ def test_the_self_mask_of_a_dropped_device_stays_secret(inside: Hostile) -> None
     assert protocol.commitment_to(secret) != key.commitment
     # Without its pair masks, the upload still has its self-mask in every coordinate.
     order = inside.roster(keys)
-    roster = Roster(peers=inside.peers, attempt=order.of, keys=order.read())
+    roster = order.read(inside.peers)
     vector = np.frombuffer(uploads["device-5"].vector, dtype="<u4")
     for other in roster.neighbours(victim):
         mask = protocol.pair_mask(roster, victim, other, secret, len(vector), 32)

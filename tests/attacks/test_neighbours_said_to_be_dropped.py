@@ -6,7 +6,6 @@ revealed, covers the upload. With two gaps on the circle the server sees the sum
 part. Lists and rosters with such gaps are long enough otherwise: devices must refuse.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,23 +14,9 @@ from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.secure import graph, masks, protocol
 from fedbudget.fleet.wire.messages import Reply
 from fedbudget.fleet.wire.secure_messages import AttemptConfirmation, AttemptUpload
+from tests.attacks.conftest import FEW, LEAST, NUM_DEVICES
 from tests.fleet.secure.rounds import SecureRound, vectors
 from tests.fleet.sums import Hostile, SumFleet
-
-NUM_DEVICES, LEAST = 24, 18
-# A device of a fleet of 1,000 has 66 neighbours, if 100 may drop out.
-FEW = graph.Neighbourhood(degree=6, threshold=4, least_nearby=1)
-
-
-@pytest.fixture
-def circle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
-    """A fleet in which devices have few neighbours, as one of 1,000 has."""
-    monkeypatch.setattr(graph, "neighbourhood", lambda *_, **__: FEW)
-    fleet = SumFleet(tmp_path, NUM_DEVICES, LEAST)
-    hostile = Hostile(fleet)
-    hostile.meet()
-    yield hostile
-    fleet.close()
 
 
 def without_neighbours(hostile: Hostile, victim: int) -> list[int]:

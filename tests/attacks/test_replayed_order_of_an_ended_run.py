@@ -12,10 +12,12 @@ import pytest
 
 from fedbudget.fleet.device.process import Device
 from fedbudget.fleet.wire import topics
+from fedbudget.fleet.wire.messages import Reply
 from fedbudget.fleet.wire.signing import Signer
 from fedbudget.fleet.wire.withdrawals import RunEnd
 from tests.fleet.devices import SIGNER, Site, new_site
 from tests.fleet.examples import RUN, offer, order
+from tests.fleet.sums import Hostile
 
 END = SIGNER.sign(RunEnd(run=RUN, reason="cancelled"))
 
@@ -89,3 +91,15 @@ def test_an_order_that_was_repeated_while_a_device_was_away(site: Site) -> None:
     assert device.handle(again, SIGNER.sign(order())) == []
     device.close()
     assert site.spent == (0.0, 0.0)
+
+
+def test_orders_of_an_ended_run_of_sums_are_not_charged(inside: Hostile) -> None:
+    keys = inside.keys(inside.fleet.names)
+    roster = inside.roster(keys)
+    end = RunEnd(run=inside.run_id, reason="cancelled")
+    assert inside.order("device-0", end) is None
+    for replayed in (roster, inside.attempt(), inside.peer_list()):
+        reply = inside.order("device-0", replayed)
+        assert isinstance(reply, Reply)
+        assert (reply.code, reply.reason) == ("policy", "this run has ended")
+    assert inside.fleet.entries("device-0", "charge") == []

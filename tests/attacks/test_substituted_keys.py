@@ -72,6 +72,7 @@ def test_introductions_of_the_server_are_refused(
     listed = [*(introductions | {"device-3": changed[change]}).values()]
     reply = other.order("device-0", other.peer_list(listed))
     assert isinstance(reply, Reply) and reply.code == "policy"
+    assert "/" not in str(reply.reason)  # no path of the owner's
     assert other.order("device-0", other.peer_list()) is None  # the right one is taken
 
 

@@ -4,10 +4,13 @@ The sum of one answer is the upload itself. A device signs no list of fewer than
 answers, uploads to no roster of fewer, and accepts no list of peers of fewer.
 """
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from fedbudget.fleet.wire.messages import Reply
-from tests.fleet.sums import Hostile
+from tests.fleet.sums import Hostile, SumFleet
 
 
 @pytest.mark.parametrize("answered", [[0], [0, 1], [0, 1, 2]])
@@ -45,3 +48,33 @@ def test_devices_that_announced_nothing_do_not_fill_a_list(hostile: Hostile) -> 
         hostile.order(name, hostile.roster(keys))
     reply = hostile.order("device-0", hostile.answers([0, 1, 2, 4, 5]))
     assert isinstance(reply, Reply) and "no mask key" in str(reply.reason)
+
+
+def test_fewer_colluders_than_the_owner_wants_to_survive_are_refused(
+    inside: Hostile,
+) -> None:
+    """Also in a run that was joined before the owner asked for more."""
+    path = inside.fleet.paths["device-0"]
+    path.write_text(path.read_text().replace("colluders = 0", "colluders = 1"))
+    inside.fleet.restart("device-0")
+    other = Hostile(inside.fleet, run=bytes(16))
+    assert sorted(other.introductions) == list(inside.fleet.names[1:])
+    for reply in (other.sent[0], inside.order("device-0", inside.attempt())):
+        assert isinstance(reply, Reply) and reply.code == "policy"
+        assert "colluders 0 is below the 1" in str(reply.reason)
+    assert inside.fleet.entries("device-0", "charge") == []
+
+
+def test_noise_of_colluders_is_not_counted(tmp_path: Path, sum_certs: Path) -> None:
+    (tmp_path / "certs").symlink_to(sum_certs)
+    fleet = SumFleet(tmp_path, 6, 5, colluders=2)
+    try:
+        hostile = Hostile(fleet)
+        hostile.meet()
+        hostile.up_to_uploads()
+        uploads, (charge,) = fleet.plan().uploads, fleet.entries("device-0", "charge")
+        honest = np.sqrt(3) * uploads.noise_std  # of 5 answers, 2 know their own noise
+        moved = uploads.steps.sensitivity[0] * fleet.plan().weights[0]
+        assert charge.body["noise_multiplier"] == pytest.approx(2 * honest / moved)
+    finally:
+        fleet.close()

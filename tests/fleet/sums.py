@@ -25,7 +25,7 @@ from fedbudget.fleet.device.policy import read_policy
 from fedbudget.fleet.device.process import Device
 from fedbudget.fleet.device.statement import verified
 from fedbudget.fleet.device.unix_socket import HEAD
-from fedbudget.fleet.secure.peers import Attempt, Member, Peers
+from fedbudget.fleet.secure.peers import Attempt, Member, Peers, Roster
 from fedbudget.fleet.secure.protocol import SEALED_BYTES
 from fedbudget.fleet.transport.certificates import identity_of, make_certificates
 from fedbudget.fleet.transport.channel import Message
@@ -119,7 +119,7 @@ class Loop:
             time.sleep(min(seconds, 0.05))
         return self.inbox.popleft() if self.inbox else None
 
-    def acknowledge(self, message: Message) -> None: ...
+    def acknowledge(self, *messages: Message) -> None: ...
 
 
 class Handles(Protocol):
@@ -140,7 +140,7 @@ class DeviceProcess:
         self._child = Child(("device", str(policy)), policy.with_name("log")).start()
 
     def _wait(self) -> None:
-        wait_until(self._socket.exists, "the guard", child=self._child)
+        wait_until(self._socket.exists, "the guard", child=self._child, seconds=600)
 
     def _exchange(self, messages: list[tuple[str, bytes]]) -> list[Outgoing]:
         self._wait()
@@ -192,7 +192,11 @@ class SumFleet:
         self.devices = {name: self.device(name) for name in self.names}
         self.loop = Loop(self.devices)
         self.checkpoints: Checkpoints | None = None
-        self.coordinator = self.coordinate()
+        try:
+            self.coordinator = self.coordinate()
+        except BaseException:
+            self.close()  # no process outlives a fleet that did not come about
+            raise
 
     def _site(self, m: int, name: str) -> Path:
         rng = np.random.default_rng(m)
@@ -383,9 +387,12 @@ class Hostile:
 
     def roster(self, keys: dict[str, Any], round: int = 1, attempt: int = 1) -> Any:
         index = {name: m for m, name in enumerate(self.introductions)}
-        return AttemptRoster.of_keys(
-            Attempt(self.run_id, round, attempt),
-            {index[name]: message.key for name, message in keys.items()},
+        return AttemptRoster.of_roster(
+            Roster(
+                peers=self.peers,
+                attempt=Attempt(self.run_id, round, attempt),
+                keys={index[name]: message.key for name, message in keys.items()},
+            )
         )
 
     def answers(self, indices: Sequence[int], round: int = 1, attempt: int = 1) -> Any:

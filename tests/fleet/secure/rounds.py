@@ -84,7 +84,10 @@ class SecureRound:
     def upload(self, roster: Roster, vectors: Any, indices: Iterable[int]) -> Any:
         return {
             m: self.devices[m].masked(
-                vectors[m], roster, self.secrets[m], ring_bits=self.ring_bits
+                vectors[m],
+                roster.for_device(m),
+                self.secrets[m],
+                ring_bits=self.ring_bits,
             )
             for m in indices
         }
@@ -97,7 +100,9 @@ class SecureRound:
         indices: Iterable[int],
     ) -> dict[int, dict[int, bytes]]:
         return {
-            m: self.devices[m].reveal(roster, answered, sealed_for(m, announced))
+            m: self.devices[m].reveal(
+                roster.for_device(m), answered, sealed_for(m, announced)
+            )
             for m in indices
         }
 
@@ -107,7 +112,8 @@ class SecureRound:
         """Return the unmasked sum, with dropouts in every step."""
         announcements = self.announce(announced)
         roster = self.roster(announcements)
-        roster.check()
+        for m in announced:
+            roster.for_device(m).check(m)
         uploads = self.upload(roster, vectors, answered)
         signatures = {m: self.devices[m].confirm(roster, answered) for m in answered}
         protocol.check_confirmations(roster, answered, signatures)

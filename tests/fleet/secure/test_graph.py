@@ -59,11 +59,11 @@ def test_k_t_and_w_keep_the_stated_probabilities(
     # No smaller one does.
     for smaller in range(2, k, 2):
         limit = math.log(graph.PRIVACY_FAILURE / 2 / n)
-        found = graph._smallest(n, smaller, colluders, limit)
-        if found is not None:
-            gap = smaller // 2 - found.least_nearby
+        candidate = graph._smallest(n, smaller, colluders, limit)
+        if candidate is not None:
+            gap = smaller // 2 - candidate.least_nearby
             chances = (
-                hypergeom.sf(smaller - found.threshold, n - 1, dropouts, smaller),
+                hypergeom.sf(smaller - candidate.threshold, n - 1, dropouts, smaller),
                 hypergeom.sf(gap, n, dropouts, smaller // 2),
             )
             assert n * max(chances) > graph.LOST_ROUND / 2
@@ -125,10 +125,10 @@ def test_both_secrets_of_a_device_need_more_than_all_honest_neighbours(
 ) -> None:
     """An honest neighbour reveals one share, a colluding one has both."""
     try:
-        found = graph.complete(num_devices, colluders=colluders)
+        candidate = graph.complete(num_devices, colluders=colluders)
     except InvalidInputError:
         return
-    assert 2 * (found.threshold - colluders) > found.degree - colluders
+    assert 2 * (candidate.threshold - colluders) > candidate.degree - colluders
 
 
 @settings(max_examples=30)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fedbudget.errors import InvalidInputError
-from fedbudget.fleet.secure import protocol, reference, shamir
+from fedbudget.fleet.secure import graph, protocol, reference, shamir
 from fedbudget.fleet.secure.peers import Attempt, Peers, RunKeys
 from tests.fleet.secure.rounds import SecureRound, sealed_for, vectors
 from tests.vectors.secure_sum import vectors_of_a_round
@@ -88,6 +88,34 @@ def test_a_circle_of_neighbours_gives_the_same_sum() -> None:
         inputs, announced=everybody[1:], answered=answered, revealed=answered[2:]
     )
     assert total.tolist() == expected(inputs, answered)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    last_phase=st.dictionaries(
+        st.integers(0, 13), st.sampled_from([0, 1, 2]), max_size=6
+    )
+)
+def test_on_a_circle_the_sum_is_exact_or_there_is_none(
+    last_phase: dict[int, int],
+) -> None:
+    """For any devices that drop out, each before keys, upload or shares."""
+    few = graph.Neighbourhood(degree=6, threshold=4, least_nearby=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph, "neighbourhood", lambda *_, **__: few)
+        current, inputs = SecureRound(14), vectors(14, 3, bits=32)
+        announced, answered, revealed = (
+            [m for m in range(14) if last_phase.get(m, 3) > phase] for phase in range(3)
+        )
+        around = [set(others) for others in current.peers.neighbours]
+        needed = [m for m in announced if m in answered or around[m] & set(answered)]
+        lists = {"announced": announced, "answered": answered, "revealed": revealed}
+        if all(len(around[m] & set(revealed)) >= few.threshold for m in needed):
+            total = current.run(inputs, **lists)
+            assert total.tolist() == expected(inputs, answered)
+        else:
+            with pytest.raises(InvalidInputError, match="right ones are needed"):
+                current.run(inputs, **lists)
 
 
 def test_uploads_and_sum_are_the_references() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fedbudget.errors import MessageError
-from fedbudget.fleet.secure.peers import AnnouncedKey, Attempt
+from fedbudget.fleet.secure.peers import AnnouncedKey, Attempt, Peers, Roster, RunKeys
 from fedbudget.fleet.wire.codec import decode, encode
 from fedbudget.fleet.wire.messages import Message
 from fedbudget.fleet.wire.secure_messages import (
@@ -30,6 +30,17 @@ RUN = bytes(16)
 WHERE: dict[str, Any] = {"run": RUN, "round": 1, "attempt": 2}
 FROM = WHERE | {"device": "oven"}
 KEY = AnnouncedKey(bytes(32), b"\1" * 32, bytes(64))
+PEERS = Peers(
+    run=RUN,
+    members=tuple(RunKeys.generate().member(f"device-{m}") for m in range(4)),
+    colluders=0,
+)
+ROSTER = Roster(
+    peers=PEERS,
+    attempt=Attempt(RUN, 1, 2),
+    keys={0: KEY, 3: KEY},
+    others={1: KEY.digest},
+)
 HELLO = Introduction(
     run=RUN,
     device="oven",
@@ -52,7 +63,7 @@ MESSAGES: list[Message] = [
     HELLO,
     PeerList.of(RUN, [HELLO]),
     AttemptOrder(**WHERE, theta=bytes(8)),
-    AttemptRoster.of_keys(Attempt(RUN, 1, 2), {0: KEY, 3: KEY}),
+    AttemptRoster.of_roster(ROSTER),
     AttemptAnswers(**WHERE, answered=pack_records({0: b"", 3: b""})),
     RevealOrder(
         **FROM,
@@ -98,9 +109,9 @@ def test_records_survive_their_bytes(records: dict[int, bytes]) -> None:
 
 
 def test_rosters_and_lists_are_read() -> None:
-    roster = AttemptRoster.of_keys(Attempt(RUN, 1, 2), {3: KEY, 0: KEY})
+    roster = AttemptRoster.of_roster(ROSTER)
     assert roster.of == Attempt(RUN, 1, 2)
-    assert roster.read() == {0: KEY, 3: KEY}
+    assert roster.read(PEERS) == ROSTER
     answers = AttemptAnswers(**WHERE, answered=pack_records({7: b"", 2: b""}))
     assert answers.read() == [2, 7]
 

@@ -39,17 +39,21 @@ class Timed(SecAggPlusWorkflow):
     """The workflow, with a clock around every round."""
 
     seconds: list[float]
+    out: Path | None = None  # has them after every round
 
     def __call__(self, grid: Grid, context: Context) -> None:
         """Run one round."""
         began = time.monotonic()
         super().__call__(grid, context)
         self.seconds.append(time.monotonic() - began)
+        if self.out is not None:
+            new = self.out.with_suffix(".new")
+            new.write_text(json.dumps(self.seconds))
+            new.replace(self.out)
 
 
-def workflow_of(devices: int, shares: int | None = None) -> Timed:
-    """Return the workflow for so many devices."""
-    shares = devices if shares is None else shares
+def workflow_of(shares: int) -> Timed:
+    """Return the workflow, in which each device has so many shares of its own."""
     workflow = Timed(num_shares=shares, reconstruction_threshold=shares // 2 + 1)
     workflow.seconds = []
     return workflow
@@ -72,5 +76,5 @@ def main(grid: Grid, context: Context) -> None:
         ),
     )
     workflow = workflow_of(devices)
+    workflow.out = Path(str(config["out"]))
     DefaultWorkflow(fit_workflow=workflow)(grid, legacy)
-    Path(str(config["out"])).write_text(json.dumps(workflow.seconds))

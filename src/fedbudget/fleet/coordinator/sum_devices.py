@@ -90,6 +90,9 @@ class SumDevices(FleetDevices):
         self._outside: dict[str, StoredReply] = {}  # who refused to be a peer
         self._wrecked: list[set[str]] = []  # who was in the last sums, all wrecked
         self._sound: set[str] = set()  # devices of sums that were not
+        self._known_peers: Peers | None = None  # of the run, once it was published
+        self._peer_list = b""  # the signed message
+        self._met: set[str] = set()  # devices that have shown that they know it
 
     def begin(self, plan: Plan) -> None:
         """Store a run of this plan, or resume the stored one, and send the offers."""
@@ -104,6 +107,7 @@ class SumDevices(FleetDevices):
                 "in every round: set it to 1"
             )
         super().begin(plan)
+        self._known_peers = None
         offer = RunOffer.from_bytes(decode(next(iter(self._offers.values())))[0])
         self._grid = grid_of(terms_of(offer))
         self._terms = terms_of(offer).common
@@ -133,8 +137,9 @@ class SumDevices(FleetDevices):
             authority=self._authority,
         )
         self.tally.begin(order.number, self._checkpoints.replies(order.number))
-        peers = self._peers(context)
-        attempt, total = self._attempts(context, peers, order)
+        if self._known_peers is None:  # it is published once: it is long
+            self._known_peers = self._peers(context)
+        attempt, total = self._attempts(context, self._known_peers, order)
         start = theta_from_bytes(self._theta(attempt), self.precision, len(order.theta))
         answered = attempt.names_of(attempt.answered)
         if total is not None and not self._is_sound(attempt, total, start, answered):
@@ -174,6 +179,7 @@ class SumDevices(FleetDevices):
             self._outside = dict(run.refused)
         signed = run.sent(PeerList.kind)
         assert signed is not None
+        self._peer_list = signed
         self._keep(topics.peers(context.run), signed)
         listed = PeerList.from_bytes(decode(signed)[0]).read()
         try:
@@ -229,14 +235,38 @@ class SumDevices(FleetDevices):
             self._phase_of(attempt, Phase.KEYS, names, AttemptOrder.kind)
             self._store_order(attempt, attempt.roster_order())
         if attempt.sent(AttemptAnswers.kind) is None:
-            members = attempt.names_of(attempt.roster.keys)
-            self._phase_of(attempt, Phase.UPLOADS, members, AttemptRoster.kind)
+            self._collect_uploads(attempt)
             self._store_order(attempt, attempt.answers_order())
         if attempt.sent(RevealOrder.kind) is None:
             members = attempt.names_of(attempt.answered)
             self._phase_of(attempt, Phase.CONFIRMATIONS, members, AttemptAnswers.kind)
             # From here on there is no other attempt at this round.
             attempt.store(RevealOrder.kind, b"")
+
+    def _collect_uploads(self, attempt: SumAttempt) -> None:
+        """Send the roster: all of it to all, or to each what concerns its neighbours.
+
+        Raises:
+            _TooFewError: Too few devices have uploaded.
+        """
+        names = attempt.names_of(attempt.roster.keys)
+        if attempt.peers.is_complete:
+            self._phase_of(attempt, Phase.UPLOADS, names, AttemptRoster.kind)
+            return
+        orders = {
+            name: self._signer.sign(attempt.roster_order_for(name)) for name in names
+        }
+        self._ask_each(attempt, Phase.UPLOADS, orders, attempt.least)
+
+    def _ask_each(
+        self, attempt: SumAttempt, phase: Phase, orders: dict[str, bytes], least: int
+    ) -> None:
+        """Send every device an order of its own, and wait for their part."""
+        self._phase = phase
+        missing = orders.keys() - set(attempt.received(phase))
+        for name in sorted(self._reachable(missing)):
+            self._send_to(name, orders[name])
+        self._wait(attempt, phase, set(orders), least, lambda name: orders[name])
 
     def _phase_of(
         self, attempt: SumAttempt, phase: Phase, names: set[str], order: str
@@ -246,6 +276,10 @@ class SumDevices(FleetDevices):
         signed = attempt.sent(order)
         assert signed is not None
         topic = topics.order(attempt.of.run)
+        # Not in the first round: the list of peers was just sent to all.
+        if phase is Phase.KEYS and self._met:
+            for name in sorted(names - self._met):
+                self._send_to(name, self._peer_list)
         # If this coordinator dies, no device shall pay for its order.
         self._channel.clear_at_death(split(topic, signed)[0][0])
         self._keep(topic, signed)
@@ -254,15 +288,10 @@ class SumDevices(FleetDevices):
 
     def _unmasked(self, attempt: SumAttempt) -> Array | None:
         """Request the shares, and return the sum; None if it is lost."""
-        self._phase = Phase.SHARES
         names = attempt.names_of(attempt.answered)
         orders = {name: self._signer.sign(attempt.reveal_order(name)) for name in names}
-        for name in sorted(names - set(attempt.received(Phase.SHARES))):
-            self._send_to(name, orders[name])
         try:
-            self._wait(
-                attempt, Phase.SHARES, names, len(names), lambda name: orders[name]
-            )
+            self._ask_each(attempt, Phase.SHARES, orders, len(names))
         except _TooFewError:
             pass  # fewer shares may be enough
         try:
@@ -308,7 +337,9 @@ class SumDevices(FleetDevices):
             if elapsed >= (self.deadline if enough else most):
                 break
             if repeats.is_due(elapsed):
-                for name in sorted(waiting):
+                for name in sorted(self._reachable(waiting)):
+                    if phase is Phase.KEYS and name not in self._met:
+                        self._send_to(name, self._peer_list)
                     self._send_to(name, order_for(name), again=phase)
             if reconnects.is_due(elapsed - heard):
                 self._channel.reconnect()
@@ -316,6 +347,8 @@ class SumDevices(FleetDevices):
             pause = min(time_ - elapsed for time_ in times if time_ > elapsed)
             if self._receive(current, pause):
                 heard = time.monotonic() - started
+        if phase is Phase.KEYS:
+            self._met |= received
         if early:
             self._silence = Counter({n: self._silence[n] + 1 for n in waiting})
         if enough:

@@ -267,12 +267,13 @@ class SumAttempt(Collector):
         return StoredReply(round=self.context.round, device=device, outcome=outcome)
 
     def roster_order(self) -> Message:
-        """Return the order with all mask keys."""
+        """Return the order with all mask keys: that to all devices."""
         keys = {
             self._index[device]: AttemptKeys.from_bytes(payload).key
             for device, payload in self.received(Phase.KEYS).items()
         }
-        return AttemptRoster.of_keys(self.of, keys)
+        roster = Roster(peers=self.peers, attempt=self.of, keys=keys)
+        return AttemptRoster.of_roster(roster)
 
     @cached_property
     def roster(self) -> Roster:
@@ -284,8 +285,11 @@ class SumAttempt(Collector):
         signed = self.sent(AttemptRoster.kind)
         if signed is None:
             raise MessageError("there is no roster of this attempt yet")
-        message = AttemptRoster.from_bytes(decode(signed)[0])
-        return Roster(peers=self.peers, attempt=self.of, keys=message.read())
+        return AttemptRoster.from_bytes(decode(signed)[0]).read(self.peers)
+
+    def roster_order_for(self, device: str) -> Message:
+        """Return the order to one device: the keys of its neighbours."""
+        return AttemptRoster.of_roster(self.roster.for_device(self._index[device]))
 
     def answers_order(self) -> Message:
         """Return the order with the list of those who have uploaded."""

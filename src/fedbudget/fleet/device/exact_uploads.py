@@ -15,7 +15,8 @@ model: a longer one than `UploadGrid.largest_norm` is refused.
 a coordinate by at most 1/2 on either data set: replacing one unit moves k by at most
 p (s + 2 tau E) / g + sqrt(d) grid steps (E also counts the rounded quotient). The step
 g is chosen such that this, over the share's std in grid steps, is at most the planned
-p s over the planned std.
+p s over the planned std. It must not be so fine that an upload could exceed 2^62 steps:
+beyond 64 bits, what rounding does is undefined.
 
 **The sum of rounded normals.** A share is a vector of R_i = round(S N_i) with N_i exact
 standard normals and S = 2^scale_bits. *Statement:* the sum of n independent shares has
@@ -64,6 +65,7 @@ _UNIT = 2.0**-53  # largest relative error of one operation
 _SLOPE_ERROR = 2.0**-40
 _MOST_RAISE = 1e-3  # relative, of the noise
 _TAIL = 12.0  # standard deviations that the noise of the sum stays within
+_LARGEST_WHOLE = 2.0**62  # of an upload: above, int64 would overflow
 
 
 def quiet_steps(
@@ -199,7 +201,10 @@ class UploadGrid:
         """
         planned = floats(uploads.weights) * uploads.steps.sensitivity
         moved = self.most_moved(uploads, loss, dim=dim)
-        return moved / 2.0**self.scale_bits <= planned / uploads.noise_std
+        furthest = _largest_move(uploads.steps, self.largest_norm)
+        largest = floats(uploads.weights) * furthest / self.step
+        keeps = moved / 2.0**self.scale_bits <= planned / uploads.noise_std
+        return keeps & (largest < _LARGEST_WHOLE)
 
     def most_moved(self, uploads: NoisyUploads, loss: Loss, *, dim: int) -> Array:
         """Return the largest distance of neighbours' whole numbers, in grid steps."""

@@ -30,11 +30,17 @@ from fedbudget.errors import InvalidInputError, LedgerError, MessageError
 from fedbudget.fleet.device.data_file import loss_of
 from fedbudget.fleet.device.evaluation import sum_terms_of, sum_vector
 from fedbudget.fleet.device.exact_uploads import exact_upload
-from fedbudget.fleet.device.guard import Guard, _Refusal, check_offer
+from fedbudget.fleet.device.guard import RELEASE, Guard, _Refusal, check_offer
 from fedbudget.fleet.device.ledger_file import JoinedRun, LedgerFile
 from fedbudget.fleet.device.policy import Policy, SumPolicy
 from fedbudget.fleet.device.sum_ledger import SumLedger, SumState
-from fedbudget.fleet.device.sum_terms import grid_of, sum_charge, terms_of, upload_of
+from fedbudget.fleet.device.sum_terms import (
+    grid_of,
+    is_sum_order,
+    sum_charge,
+    terms_of,
+    upload_of,
+)
 from fedbudget.fleet.device.withdrawals import ENDED
 from fedbudget.fleet.secure import protocol, shamir
 from fedbudget.fleet.secure.introductions import checked_peers, introduce
@@ -55,6 +61,7 @@ from fedbudget.fleet.wire.messages import (
     Message,
     Reply,
     RunOffer,
+    run_of,
     theta_from_bytes,
 )
 from fedbudget.fleet.wire.secure_messages import (
@@ -144,11 +151,14 @@ class SumGuard(Guard):
         """Take the next step of a sum, or refuse; ignore orders for other devices."""
         try:
             body, key = self._withdrawals.coordinators.open(data)
-            order = _read_order(body)
         except MessageError:
-            order = None  # another kind of message, or not from a coordinator
-        if order is None:
+            return list(super().answer_order(data))  # not from a coordinator
+        if not is_sum_order(body):
             return list(super().answer_order(data))
+        try:
+            order = _read_order(body)
+        except MessageError as error:
+            return self._unreadable(body, error)
         number = order.round if isinstance(order, AttemptMessage) else 0
         try:
             joined = self._ledger.run(order.run)
@@ -168,6 +178,21 @@ class SumGuard(Guard):
             return [self._refused(order.run, number, refusal)]
         except (LedgerError, InvalidInputError, MessageError) as error:
             return [self._trouble(order.run, number, error)]
+
+    def _unreadable(self, body: bytes, error: MessageError) -> list[Message]:
+        """Refuse an order of sums of another release, if this device takes part."""
+        run_and_round = run_of(body, str(decode(body)["kind"]))
+        if run_and_round is None:
+            return []
+        try:
+            run = run_and_round[0]
+            joined = self._ledger.run(run) or self._ledger.evaluation(run)
+        except LedgerError as trouble:
+            return [self._trouble(*run_and_round, trouble)]
+        if joined is None:
+            return []  # a sum of other devices
+        refusal = _Refusal("unsupported", f"{RELEASE}: {error}")
+        return [self._refused(*run_and_round, refusal)]
 
     def _step(
         self, order: AttemptMessage, data: bytes, joined: JoinedRun
@@ -383,20 +408,20 @@ class SumGuard(Guard):
         own = roster.keys.get(run.participant.index)
         if own != pending.keys.key:
             raise _Refusal("policy", "the roster has another key of this device")
-        if len(roster.keys) < run.least_answers:
+        if len(roster.members) < run.least_answers:
             raise _Refusal(
                 "policy",
-                f"{len(roster.keys)} devices have announced keys, below the "
+                f"{len(roster.members)} devices have announced keys, below the "
                 f"{run.least_answers} that are needed",
             )
-        if not run.peers.is_spread(roster.keys):
+        if not run.peers.is_spread(roster.members):
             raise _Refusal(
                 "policy",
                 "the roster leaves out so many neighbours of each other that a part of "
                 "the sum could be seen",
             )
         try:
-            roster.check()
+            roster.check(run.participant.index)
         except InvalidInputError as error:
             raise _Refusal("policy", str(error)) from None
         again = earlier is not None and earlier.round == order.round
@@ -508,7 +533,7 @@ class SumGuard(Guard):
         return self._roster(AttemptRoster.from_bytes(state.roster), run)
 
     def _roster(self, order: AttemptRoster, run: _Run) -> Roster:
-        return Roster(peers=run.peers, attempt=order.of, keys=order.read())
+        return order.read(run.peers)
 
     def _addressed(self, order: AttemptMessage) -> dict[str, Any]:
         """Return the fields that every reply about an attempt has."""
@@ -520,11 +545,12 @@ class SumGuard(Guard):
         }
 
 
-def _read_order(body: bytes) -> SumOrder | None:
-    """Return an order of sums; none if it is another kind of message."""
+def _read_order(body: bytes) -> SumOrder:
+    """Return an order of sums.
+
+    Raises:
+        MessageError: It is of another release, or damaged.
+    """
     plain = decode(body)
-    kind = plain.get("kind") if isinstance(plain, dict) else None
-    for message in ORDERS:
-        if message.kind == kind:
-            return message.from_value(plain)
-    return None
+    (message,) = (order for order in ORDERS if order.kind == plain["kind"])
+    return message.from_value(plain)

@@ -13,7 +13,7 @@ mask keys of those who announced one; its digest is in every mask.
 import hashlib
 import os
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -172,6 +172,11 @@ class Peers:
         """
         return max(self.quorum, self.neighbourhood.threshold + 1)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether everybody shares masks with everybody."""
+        return self.neighbourhood.degree >= len(self.members) - 1
+
     @cached_property
     def circle(self) -> list[int]:
         """The devices in the order in which each has the next ones as neighbours."""
@@ -210,42 +215,80 @@ class AnnouncedKey(NamedTuple):
     commitment: bytes  # SHA-256 of the self-mask's secret
     signature: bytes  # of the device's run key
 
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of key and commitment."""
+        parts = b"fedbudget roster key 1", self.mask_key, self.commitment
+        return hashlib.sha256(b"".join(parts)).digest()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """The devices of an attempt, by index: the keys that masks are made of."""
+    """The devices of an attempt, by index: the keys that masks are made of.
+
+    A device has no masks with others than its neighbours: of those it needs digests of
+    keys only, which fix the digest of the whole as the keys do.
+    """
 
     peers: Peers
     attempt: Attempt
     keys: Mapping[int, AnnouncedKey]
+    others: Mapping[int, bytes] = field(default_factory=dict)  # digests of keys
+
+    @cached_property
+    def members(self) -> frozenset[int]:
+        """The indices of all devices of this attempt."""
+        return frozenset(self.keys) | frozenset(self.others)
+
+    @cached_property
+    def _digests(self) -> dict[int, bytes]:
+        own = {index: key.digest for index, key in self.keys.items()}
+        return own | dict(self.others)
 
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of the roster; it is the salt of all masks."""
-        keys = [
-            [index, key.mask_key, key.commitment]
-            for index, key in sorted(self.keys.items())
-        ]
         plain = [
             "fedbudget roster 1",
             self.peers.digest,
             self.attempt.to_bytes(),
-            keys,
+            [list(item) for item in sorted(self._digests.items())],
         ]
         return hashlib.sha256(encode(plain)).digest()
 
     def neighbours(self, index: int) -> list[int]:
         """Return the neighbours of a device that are in this attempt."""
-        return [other for other in self.peers.neighbours[index] if other in self.keys]
+        around = self.peers.neighbours[index]
+        return [other for other in around if other in self.members]
 
-    def check(self) -> None:
-        """Raise unless every key is signed by its device for this attempt.
+    def for_device(self, index: int) -> "Roster":
+        """Return the part that one device needs: the keys of its neighbours."""
+        needed = {index, *self.peers.neighbours[index]}
+        keys = {m: key for m, key in self.keys.items() if m in needed}
+        others = {m: d for m, d in self._digests.items() if m not in needed}
+        return replace(self, keys=keys, others=others)
+
+    def check(self, index: int) -> None:
+        """Raise unless a device can use it: each key is signed for this attempt.
+
+        Keys of devices that are not neighbours may be digests. If one was made up, the
+        neighbours of its device, who check its signature, do not upload, and the masks
+        that they share with others stay in the sum: see `protocol`.
 
         Raises:
-            InvalidInputError: A signature or an index is invalid.
+            InvalidInputError: A key of a neighbour is missing, or a signature or an
+                index is invalid.
         """
-        for index, key in self.keys.items():
-            check_key(self.peers, self.attempt, index, key)
+        hidden = self.others.keys() & {index, *self.peers.neighbours[index]}
+        twice = self.others.keys() & self.keys.keys()
+        if hidden or twice or max(self.members) >= len(self.peers.members):
+            raise InvalidInputError(
+                f"the roster has {len(hidden)} neighbours without their keys, "
+                f"{len(twice)} devices twice, or one that is not among the "
+                f"{len(self.peers.members)} peers"
+            )
+        for member, key in self.keys.items():
+            check_key(self.peers, self.attempt, member, key)
 
 
 def key_statement(

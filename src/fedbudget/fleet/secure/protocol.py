@@ -30,6 +30,14 @@ associated data of the encryption.
 all neighbours of u have dropped out would obtain their mask keys, and see u's upload
 alone; of a longer part, its sum. `graph` has how many answers there must be in every
 part of the circle; devices check that before they upload, and before they sign.
+
+**Who must have uploaded.** The server names who has answered, also falsely. If it names
+an honest device that has not uploaded under this roster, one of those that masks
+connect it with is a neighbour who has: their mask stays in the sum, for nobody reveals
+a share of either mask key. So all honest devices of an unmasked list have uploaded,
+with their noise. It also follows that a device need not check signatures of keys other
+than those of its neighbours: a made-up key keeps honest neighbours of its device from
+uploading.
 """
 
 import hashlib
@@ -251,7 +259,7 @@ def check_answers_list(roster: Roster, answered: Sequence[int], *, least: int) -
     """
     if list(answered) != sorted(set(answered)):
         raise InvalidInputError("a list of answers names a device twice, or unsorted")
-    if not set(answered) <= set(roster.keys):
+    if not roster.members.issuperset(answered):
         raise InvalidInputError("a list of answers names a device that has no mask key")
     if len(answered) < least:
         raise InvalidInputError(
@@ -271,7 +279,7 @@ def check_confirmations(
     statement = answers_statement(roster, answered)
     members, quorum = roster.peers.members, roster.peers.quorum
     count = sum(
-        index in roster.keys and members[index].verify(signature, statement)
+        index in roster.members and members[index].verify(signature, statement)
         for index, signature in signatures.items()
     )
     if count < quorum:

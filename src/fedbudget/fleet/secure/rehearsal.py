@@ -55,10 +55,11 @@ class SumRound:
             )
         }
         announced = {m: announcement.key for m, announcement in self._announced.items()}
-        self._roster = Roster(peers=self.peers, attempt=self._attempt, keys=announced)
+        roster = Roster(peers=self.peers, attempt=self._attempt, keys=announced)
+        self._roster = roster.for_device(0)
         self._answered = list(range(num_devices))
         self._signatures = {
-            m: self._devices[m].confirm(self._roster, self._answered)
+            m: self._devices[m].confirm(roster, self._answered)
             for m in self._answered[: self.peers.quorum]
         }
         self._sealed = {
@@ -72,9 +73,9 @@ class SumRound:
         """Take the steps of the first device; return the shares that it reveals."""
         device, secrets = self._devices[0], self._secrets[0]
         device.announce(self._attempt, secrets)
-        # Nothing that an earlier run has computed may be left.
-        roster = Roster(peers=self.peers, attempt=self._attempt, keys=self._roster.keys)
-        roster.check()
+        # Nothing that an earlier run has computed may be left in it.
+        roster = AttemptRoster.of_roster(self._roster).read(self.peers)
+        roster.check(0)
         device.masked(self._vector, roster, secrets, ring_bits=RING_BITS)
         device.confirm(roster, self._answered)
         protocol.check_answers_list(roster, self._answered, least=self.peers.quorum)
@@ -94,7 +95,7 @@ class SumRound:
         size = len(self._vector)
         orders: list[Message] = [
             AttemptOrder(**attempt, theta=bytes(4 * size)),
-            AttemptRoster.of_keys(self._attempt, self._roster.keys),
+            AttemptRoster.of_roster(self._roster),
             AttemptAnswers(
                 **attempt, answered=pack_records(dict.fromkeys(self._answered, b""))
             ),

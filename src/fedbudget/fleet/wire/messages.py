@@ -393,36 +393,37 @@ class AnswerReader:
 
     def __init__(self, run: bytes, round: int, model_bytes: int) -> None:
         self._run, self._round, self._size = run, round, model_bytes
-        self._ends: dict[str, bytes] = {}  # after the model, by device
-        self._starts = {
-            previous: self._parts("x", previous)[0] for previous in (None, round - 1)
+        self._parts = {
+            previous: self._around_model_and_name(previous)
+            for previous in (None, round - 1)
         }
 
-    def _parts(self, device: str, previous: int | None) -> tuple[bytes, bytes]:
-        """Return the bytes before and after the model."""
-        model = bytes(self._size)
+    def _around_model_and_name(self, previous: int | None) -> list[bytes]:
+        """Return the bytes before the model, those after it, and those after a name."""
+        model, name = bytes(self._size), "x"
         data = Reply(
-            device=device,
+            device=name,
             run=self._run,
             round=self._round,
             code=ANSWERED,
             theta=model,
             previous=previous,
         ).to_bytes()
-        head = encode("theta") + encode(model)
+        head, device = encode("theta") + encode(model), encode("device")
         start = data.index(head) + len(head) - self._size
-        return data[:start], data[start + self._size :]
+        before, after = data[:start], data[start + self._size :]
+        between, last = after.split(device + encode(name))
+        return [before, between + device, last]
 
     def read(self, device: str, payload: bytes) -> Reply | None:
         """Return the usual answer of a device; none if it is anything else."""
-        for previous, start in self._starts.items():
-            if not payload.startswith(start):
-                continue
-            key = f"{device}/{previous}"
-            if key not in self._ends:
-                self._ends[key] = self._parts(device, previous)[1]
-            stop = len(start) + self._size
-            if payload[stop:] != self._ends[key]:
+        name = encode(device)
+        for previous, (before, between, last) in self._parts.items():
+            stop = len(before) + self._size
+            if (
+                not payload.startswith(before)
+                or payload[stop:] != between + name + last
+            ):
                 continue
             reply = object.__new__(Reply)
             reply.__dict__.update(
@@ -430,7 +431,7 @@ class AnswerReader:
                 run=self._run,
                 round=self._round,
                 code=ANSWERED,
-                theta=payload[len(start) : stop],
+                theta=payload[len(before) : stop],
                 reason=None,
                 previous=previous,
             )

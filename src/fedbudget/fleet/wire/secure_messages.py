@@ -23,7 +23,13 @@ from typing import ClassVar, Self
 
 from fedbudget.errors import MessageError
 from fedbudget.fleet.secure.masks import KEY_BYTES, LEAST_RING_BITS, MOST_RING_BITS
-from fedbudget.fleet.secure.peers import SIGNATURE_BYTES, AnnouncedKey, Attempt
+from fedbudget.fleet.secure.peers import (
+    SIGNATURE_BYTES,
+    AnnouncedKey,
+    Attempt,
+    Peers,
+    Roster,
+)
 from fedbudget.fleet.secure.protocol import SEALED_BYTES
 from fedbudget.fleet.secure.shamir import SECRET_BYTES
 from fedbudget.fleet.wire.codec import MAX_BYTES, decode, encode
@@ -211,35 +217,43 @@ class AttemptOrder(AttemptMessage):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRoster(AttemptMessage):
-    """The mask keys of all devices that announced one."""
+    """The mask keys of all devices that announced one, or digests of keys.
+
+    To all devices it has all keys; to one, those of its neighbours.
+    """
 
     keys: bytes  # records of mask key, commitment and signature
+    others: bytes  # records of digests
 
     kind: ClassVar[str] = "attempt-roster"
     checks: ClassVar[Mapping[str, Check]] = {
         **_ATTEMPT,
         "keys": _records(_KEY_RECORD, least=1),
+        "others": _records(KEY_BYTES),
     }
 
     @classmethod
-    def of_keys(cls, attempt: Attempt, keys: Mapping[int, AnnouncedKey]) -> Self:
-        """Return the roster of these keys."""
-        records = {index: b"".join(key) for index, key in keys.items()}
+    def of_roster(cls, roster: Roster) -> Self:
+        """Return the message of a roster."""
+        attempt = roster.attempt
+        keys = {index: b"".join(key) for index, key in roster.keys.items()}
         return cls(
             run=attempt.run,
             round=attempt.round,
             attempt=attempt.number,
-            keys=pack_records(records),
+            keys=pack_records(keys),
+            others=pack_records(roster.others),
         )
 
-    def read(self) -> dict[int, AnnouncedKey]:
-        """Return the keys by index."""
-        records = unpack_records(self.keys, _KEY_RECORD)
+    def read(self, peers: Peers) -> Roster:
+        """Return the roster, of which nothing is checked yet."""
         middle = 2 * KEY_BYTES
-        return {
+        keys = {
             index: AnnouncedKey(data[:KEY_BYTES], data[KEY_BYTES:middle], data[middle:])
-            for index, data in records.items()
+            for index, data in unpack_records(self.keys, _KEY_RECORD).items()
         }
+        others = unpack_records(self.others, KEY_BYTES)
+        return Roster(peers=peers, attempt=self.of, keys=keys, others=others)
 
 
 @dataclass(frozen=True, kw_only=True)

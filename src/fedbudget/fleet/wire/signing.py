@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 
 from fedbudget.errors import InvalidInputError, MessageError
-from fedbudget.fleet.wire.codec import decode, encode
+from fedbudget.fleet.wire.codec import decode_pair, encode
 from fedbudget.fleet.wire.messages import Message
 
 # Signed together with the message: a signature for another purpose is invalid.
@@ -94,10 +94,10 @@ class Trust:
             MessageError: The bytes are not a signed message.
             UntrustedError: No trusted coordinator signed it.
         """
-        value = decode(data)
-        if not isinstance(value, list) or [type(item) for item in value] != [bytes] * 2:
+        pair = decode_pair(data)
+        if pair is None:
             raise MessageError("not a signed message")
-        body, signature = value
+        body, signature = pair
         for text, key in self._keys.items():
             try:
                 key.verify(signature, _PURPOSE + body)

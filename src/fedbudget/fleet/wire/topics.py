@@ -21,6 +21,7 @@ reads.
 from fedbudget.errors import MessageError
 
 PREFIX = "fedbudget/1"
+_REPLIES = f"{PREFIX}/reply/"
 ONLINE, OFFLINE = b"online", b"offline"
 _ORDER, _NOTICE = _BELOW_OFFERS = ("order", "notice")
 
@@ -75,7 +76,16 @@ def content(topic: str) -> str:
 
 def reply(device: str) -> str:
     """Return the topic of a device's replies."""
-    return f"{PREFIX}/reply/{device}"
+    return _REPLIES + device
+
+
+def reply_owner(topic: str) -> str:
+    """Return the device of a topic of replies; empty if it is another topic.
+
+    >>> reply_owner(reply("oven")), reply_owner(status("oven"))
+    ('oven', '')
+    """
+    return topic.removeprefix(_REPLIES) if topic.startswith(_REPLIES) else ""
 
 
 def measure(kind: str) -> str:
