@@ -1,12 +1,16 @@
 """A module imports only from layers below its own; inside a layer, never in circles."""
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import fedbudget
+from fedbudget.data import Categorical, Numeric, Schema
+from fedbudget.fleet.transport.certificates import make_certificates
+from tests.fleet.devices import write_device
 
 # The order of the design, lowest first; a folder counts as one unit.
 LAYERS = (
@@ -136,6 +140,47 @@ def test_what_runs_on_devices_loads_nothing_heavy() -> None:
     )
     assert set(modules) <= set(done.stdout.split())
     assert forbidden(done.stdout.split()) == []
+
+
+# Modules that only some devices need, or only in case of an error.
+RARE_ON_DEVICES = (
+    *("urllib.request", "http", "email", "concurrent", "gzip", "difflib"),
+    *("decimal", "fractions", "zipfile", "statistics", "asyncio", "subprocess"),
+    *("cryptography.x509", "cryptography.hazmat.primitives.serialization"),
+    *("fedbudget.fleet.secure.protocol", "fedbudget.fleet.wire.secure_messages"),
+    *("fedbudget.fleet.device.sum_terms", "fedbudget.fleet.device.unix_socket"),
+    *("numpy.random", "numpy.fft", "numpy.ma", "numpy.polynomial"),
+)
+
+
+def test_a_usual_device_loads_nothing_that_is_rarely_needed(tmp_path: Path) -> None:
+    make_certificates(tmp_path / "certs", ["sensor-1"])
+    target = Categorical(("no", "yes"))
+    schema = Schema(features={"a": Numeric(0, 1)}, label="l", target=target)
+    (tmp_path / "schema.json").write_text(json.dumps(schema.to_dict()))
+    (tmp_path / "rows.csv").write_text("a,l\n" + "0.5,yes\n0.1,no\n" * 10)
+    path = write_device(tmp_path)
+    policy = path.read_text().replace('"rows.npz"', '"rows.csv"\nschema="schema.json"')
+    certificate = "certs/devices/sensor-1"
+    path.write_text(
+        f'{policy}ca = "certs/ca.pem"\n'
+        f'certificate = "{certificate}.pem"\nkey = "{certificate}.key"\n'
+    )
+    script = f"""
+import sys
+from fedbudget.fleet.device.policy import read_policy
+from fedbudget.fleet.device.process import Connection, Device
+policy = read_policy({str(path)!r})
+device = Device(policy)
+Connection(policy.broker, name=device.name, topics=device.topics)
+print(*sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert {"paho.mqtt.client", f"{PACKAGE}.fleet.device.guard"} <= loaded
+    assert loaded & set(RARE_ON_DEVICES) == set()
 
 
 def test_the_packages_on_a_devices_path_are_empty() -> None:

@@ -25,7 +25,9 @@ install -m 644 "$here/fedbudget.conf" "$etc/conf.d/fedbudget.conf"
 if grep -qs '^persistence_location' "$etc/mosquitto.conf"; then
     sed -i '/^persistence_location/d' "$etc/conf.d/fedbudget.conf"
 fi
-if [ -z "${PREFIX:-}" ] && command -v systemctl >/dev/null; then
+if [ -z "${PREFIX:-}" ] && [ -d /run/systemd/system ]; then
     systemctl restart mosquitto
+    echo "installed below $etc; mosquitto is restarted"
+else
+    echo "installed below $etc; now restart mosquitto"
 fi
-echo "installed below $etc"

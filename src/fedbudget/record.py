@@ -32,11 +32,9 @@ exact, and in earlier rounds every device gets the maximum over the devices.
 `read_run` reads a folder back; it needs neither the devices nor their rows.
 """
 
-import fcntl
 import json
 import os
 import platform
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -50,7 +48,7 @@ from numpy.typing import NDArray
 
 from fedbudget.checks import Array
 from fedbudget.errors import RecordError
-from fedbudget.files import refusing, whole_file
+from fedbudget.files import FolderLock, lock_folder, refusing, whole_file
 from fedbudget.planning import Plan
 from fedbudget.planning.plans import is_same_plan
 from fedbudget.privacy import Kind, PrivacyStatement
@@ -116,7 +114,7 @@ class Record:
     ) -> None:
         self.path = Path(path)
         self._about = dict(about or {})
-        self._lock: _Lock | None = None
+        self._lock: FolderLock | None = None
         self._plan: Plan | None = None
 
     def open(
@@ -154,7 +152,7 @@ class Record:
         with refusing(self.path, _RESUME):
             if not self.path.exists():
                 self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.path)
+            self._lock = lock_folder(self.path)
             names = set(os.listdir(self.path))
         if names <= _BEFORE_PLAN:
             self._write("about.json", _dump(self._about | fixed))
@@ -263,44 +261,6 @@ class Record:
     def _save(self, name: str, **arrays: Any) -> None:
         with whole_file(self.path / name, "wb", remedy=_RESUME) as file:
             np.savez(file, **arrays)
-
-
-class _Lock:
-    """The lock of a folder that this process writes to; garbage collection frees it.
-
-    The folder itself is locked, not a file in it: no lock file remains, even if the
-    process is killed.
-    """
-
-    def __init__(self, handle: int) -> None:
-        weakref.finalize(self, os.close, handle)
-
-
-# One per folder, by device and inode: a process may open its own folder again.
-_locks: weakref.WeakValueDictionary[tuple[int, int], _Lock] = (
-    weakref.WeakValueDictionary()
-)
-
-
-def _lock(path: Path) -> _Lock:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    status = os.fstat(handle)
-    lock = _locks.get((status.st_dev, status.st_ino))
-    if lock is not None:
-        os.close(handle)
-        return lock
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise RecordError(
-            f"{path}: another process is writing to it: wait for it, or choose another "
-            "folder"
-        ) from None
-    except OSError:
-        pass  # some network file systems cannot lock folders: continue without
-    lock = _locks[status.st_dev, status.st_ino] = _Lock(handle)
-    return lock
 
 
 def _read_rows(path: Path) -> list[Any]:

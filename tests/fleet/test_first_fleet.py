@@ -40,5 +40,7 @@ def test_the_recipe_works_as_written(tmp_path: Path) -> None:
     assert 0.5 < float(accuracy) <= 1
     assert "finished" in words and "evaluation samples 200" in words
     assert (tmp_path / "sites" / "one" / "personal.json").exists()
+    for name in ("keys", "keys-authority", "sites", "runs"):  # nobody else can enter
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0
     predicted = words.split("alarm")[-1]
     assert "yes" in predicted and "no" in predicted

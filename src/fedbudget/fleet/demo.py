@@ -221,6 +221,11 @@ class TrialFleet:
         """The port of the coordinator's status."""
         return self.held_ports[1].number
 
+    @property
+    def status_url(self) -> str:
+        """The address of the coordinator's status, for the page."""
+        return f"http://127.0.0.1:{self.status_port}/status"
+
     def log_of(self, name: str) -> Path:
         """Return the path of a process's log."""
         return self.folder / "logs" / f"{name}.log"
@@ -278,8 +283,7 @@ class TrialFleet:
     def status(self) -> dict[str, Any]:
         """Return the coordinator's status; empty while it serves none."""
         try:
-            url = f"http://127.0.0.1:{self.status_port}/status"
-            with _opener.open(url, timeout=5) as response:
+            with _opener.open(self.status_url, timeout=5) as response:
                 status: dict[str, Any] = json.load(response)
                 return status
         except OSError:

@@ -18,6 +18,7 @@ from fedbudget.fleet.coordinator import devices as coordinator
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.lifecycle import withdraw
 from fedbudget.fleet.coordinator.rounds import max_distances
+from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.messages import RoundOrder, RunOffer
@@ -537,6 +538,18 @@ def test_the_loop_ends_when_all_refuse(site: Site) -> None:
     devices, _ = site.start(scripts)
     with pytest.raises(fb.TrainingError, match="no device answered round 1"):
         fb.train(PLAN, devices)
+    assert [device["cost"] for device in devices.status()["devices"]] == [0.0] * 4
+
+
+def test_no_repeated_order_waits_for_an_offline_device(site: Site) -> None:
+    """It would pay for it after this coordinator's death; the retained one is gone."""
+    silent: Script = lambda order: []  # noqa: E731
+    devices, connection = site.start({"c": silent, "d": silent}, deadline=2.0)
+    connection.inbox.put(
+        Message(topic=topics.status("c"), payload=topics.OFFLINE, receiver="x")
+    )
+    mean_of(devices.run_round(ordered()), "a", "b")
+    assert set(connection.repeats) == {"d"}
 
 
 @pytest.mark.parametrize("round", [0, 1], ids=["of the run", "of a round"])

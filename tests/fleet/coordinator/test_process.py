@@ -1,5 +1,6 @@
 """The coordinator's process with scripted devices: plan, run, end, start again."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ def test_a_run_from_declarations_to_release(settings: Settings) -> None:
         run.theta.tolist()
     )
     assert (plan.cost <= 1000).all() and (plan.epsilon <= 4).all()
+    for path in settings.out.iterdir():  # files 0600, folders 0700
+        assert path.stat().st_mode & 0o077 == 0, path
     assert [row["round"] for row in rows] == list(range(1, plan.rounds + 1))
     assert all(row["seconds"] > 0 for row in rows)
 
@@ -132,7 +135,10 @@ def test_a_completed_run_is_returned_and_not_repeated(
 ) -> None:
     # As after a kill between the last round and the end of the process.
     first = run_server(settings)
+    status = (settings.out / "status.json").read_text()
     again = run_server(settings)
+    assert (settings.out / "status.json").read_text() == status
+    assert json.loads(status)["rounds_closed"] == len(first.rounds)
     assert again.theta.tolist() == first.theta.tolist()
     assert plain(again.rounds) == plain(first.rounds)
     assert CONNECTIONS[-1].orders == [] and CONNECTIONS[-1].retained == {}

@@ -1,7 +1,10 @@
 """Secure rounds: exact sums, dropouts and restarts in every phase, lost rounds."""
 
 import itertools
+import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,11 @@ from fedbudget.fleet.device import sum_guard
 from fedbudget.fleet.device.exact_uploads import exact_upload
 from fedbudget.fleet.device.statement import read_statement
 from fedbudget.fleet.secure import graph
+from fedbudget.fleet.wire import messages, topics
 from fedbudget.fleet.wire.codec import decode
 from fedbudget.fleet.wire.secure_messages import PeerList
 from tests.cli.running import run as run_command
-from tests.fleet.sums import SumFleet
+from tests.fleet.sums import Hostile, SumFleet
 
 KINDS = [SENT[phase] for phase in Phase]
 IN_ROUNDS = KINDS[1:]
@@ -212,6 +216,27 @@ def test_a_device_killed_in_any_phase_never_pays_or_reveals_twice(
     check_ledgers(fleet)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_broker_that_loses_all_messages_of_a_phase_delays_it_only(
+    fleet: SumFleet, kind: str, vectors: list[Any]
+) -> None:
+    """A broker that is killed loses what is on its way, in both directions."""
+    fleet.coordinator.deadline = 30.0  # lost orders are repeated after a second
+    until: float | None = None
+
+    def passes(_: str, sent: str, __: bytes) -> bool:
+        nonlocal until
+        if until is None and sent == kind:
+            until = time.monotonic() + 0.5
+        return until is None or time.monotonic() > until
+
+    fleet.loop.from_device = fleet.loop.to_device = passes
+    run = fleet.train()
+    assert [r.answered for r in run.rounds] == [6, 6]
+    assert len(vectors) == 12
+    check_ledgers(fleet)
+
+
 def test_the_device_as_the_unit(tmp_path: Path, keys: Path) -> None:
     (tmp_path / "certs").symlink_to(keys)
     fleet = SumFleet(tmp_path, 6, 4, unit="device", epsilon=50.0)
@@ -396,3 +421,69 @@ def test_without_any_owner_who_allows_sums_the_run_ends_with_the_reason(
     with pytest.raises(TrainingError, match=r"0 devices sent.*no \[sums\] in policy"):
         fleet.train()
     assert all(fleet.entries(name, "charge") == [] for name in fleet.names)
+
+
+def test_an_order_of_another_release_is_refused_and_names_both_sides(
+    fleet: SumFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = Hostile(fleet)
+    hostile.meet()
+    orders = [hostile.attempt(), hostile.answers(range(6)), hostile.peer_list()]
+    monkeypatch.setattr(messages, "VERSION", 7)
+    later = [hostile.signer.sign(order) for order in orders]
+    other = hostile.signer.sign(replace(orders[0], run=bytes(16)))
+    monkeypatch.undo()
+    for signed in later:
+        (reply,) = hostile.deliver("device-1", topics.order_again("device-1"), signed)
+        assert (reply.code, reply.run) == ("unsupported", hostile.run_id)
+        assert f"wire {messages.WIRE}: version 7 is not supported" in reply.reason
+    # Of a run that this device has not joined, it says nothing.
+    assert hostile.deliver("device-1", topics.order_again("device-1"), other) == []
+    assert fleet.entries("device-1", "charge") == []
+
+
+def test_the_list_of_peers_is_sent_once(fleet: SumFleet) -> None:
+    """It is most of what a device receives; a device that missed it gets it again."""
+    fleet.coordinator.deadline = 30.0
+    sent: Counter[str] = Counter()
+
+    def arrives(name: str, kind: str, _: bytes) -> bool:
+        sent[name] += kind == "peers"
+        return not (kind == "peers" and name == "device-2" and sent[name] == 1)
+
+    fleet.loop.to_device = arrives
+    run = fleet.train(rounds=4)
+    assert [r.answered for r in run.rounds] == [6] * 4
+    assert sent == {name: 1 + (name == "device-2") for name in fleet.names}
+
+
+def test_a_device_that_was_away_gets_the_list_of_peers_in_the_next_round(
+    fleet: SumFleet,
+) -> None:
+    """It is not waited for, so that no order is repeated to it."""
+    away = {"peers", "attempt"}
+
+    def arrives(name: str, kind: str, _: bytes) -> bool:
+        first = fleet.coordinator.tally is None or fleet.coordinator.tally.round < 2
+        return not (first and name == "device-2" and kind in away)
+
+    fleet.loop.to_device = arrives
+    run = fleet.train(rounds=3)
+    assert [r.answered for r in run.rounds] == [5, 6, 6]
+
+
+def test_no_repeated_order_waits_for_an_offline_device(fleet: SumFleet) -> None:
+    """It would pay for it after this coordinator's death; the retained one is gone."""
+    fleet.coordinator.deadline = 2.0  # orders are repeated after a second
+    fleet.coordinator.roster.online["device-1"] = False
+    sent: Counter[tuple[str, str]] = Counter()
+
+    def arrives(name: str, kind: str, _: bytes) -> bool:
+        sent[name, kind] += kind == "attempt-roster"
+        return kind != "attempt-roster" or name not in ("device-1", "device-2")
+
+    fleet.loop.to_device = arrives
+    run = fleet.train(rounds=1)
+    assert [r.answered for r in run.rounds] == [4]
+    assert sent["device-1", "attempt-roster"] == 1  # to all, retained
+    assert sent["device-2", "attempt-roster"] > 1

@@ -90,6 +90,8 @@ def test_a_paused_device_answers_nothing(
     topic, payload = topics.offer("sensor-1"), SIGNER.sign(offer())
     assert run(capsys, "device", "pause", str(path)).out.startswith("paused: ")
     assert device.handle(topic, payload) == []
+    assert device.hello()[1].payload == topics.OFFLINE  # also if it connects again
     assert run(capsys, "device", "resume", str(path)).code == 0
     assert len(device.handle(topic, payload)) == 1
+    assert device.hello()[1].payload == topics.ONLINE
     device.close()

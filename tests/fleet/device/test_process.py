@@ -14,6 +14,13 @@ import pytest
 
 from fedbudget.fleet.device.policy import read_policy
 from fedbudget.fleet.device.process import Device
+from fedbudget.fleet.transport.authority import renew
+from fedbudget.fleet.transport.certificates import (
+    Identity,
+    identity_of,
+    make_certificates,
+)
+from fedbudget.fleet.transport.reply_signatures import ReplyKeys
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.framing import Joiner, split
 from fedbudget.fleet.wire.messages import Declaration, Reply, theta_from_bytes
@@ -194,3 +201,47 @@ def test_a_device_without_a_broker_waits_and_stops_on_sigterm(tmp_path: Path) ->
             assert process.wait(60) == 0
         finally:
             process.kill()  # leaving the block waits for its end
+
+
+def add_files(policy: Path, files: Identity) -> None:
+    """Add the files of an identity to the broker's section, the last one."""
+    tls = "".join(f'{key} = "{file}"\n' for key, file in vars(files).items())
+    policy.write_text(policy.read_text() + tls)
+
+
+def test_the_certificate_of_another_device_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """mosquitto would let it in, and drop all that it sends."""
+    make_certificates(tmp_path / "keys", ["sensor-2"])
+    path = write_device(tmp_path)
+    add_files(path, identity_of(tmp_path / "keys", "sensor-2"))
+    for more in ((), ("--check",)):
+        says = ("'sensor-1' is not the name in its certificate", "'sensor-2'")
+        assert_one_line(run(capsys, "device", str(path), *more), code=2, says=says)
+
+
+def test_a_renewed_certificate_is_declared_and_signs(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    make_certificates(keys, ["sensor-1"])
+    path, files = write_device(tmp_path), identity_of(keys, "sensor-1")
+    add_files(path, files)
+    device = Device(read_policy(path))
+    try:
+        first = Declaration.from_bytes(device.hello()[0].payload)
+        assert device.refresh() == []
+        old = files.key.read_bytes()
+        renew(keys, within=400, days=500)
+        new = files.key.read_bytes()
+        # Files are copied one after the other: a pair that does not fit is not used.
+        files.key.write_bytes(old)
+        assert device.refresh() == []
+        files.key.write_bytes(new)
+        (declared,) = device.refresh()
+        second = Declaration.from_bytes(declared.payload)
+        assert second.certificate != first.certificate
+        (reply,) = device.handle(topics.offer("sensor-1"), SIGNER.sign(offer()))
+        opened = ReplyKeys([second], keys / "ca.pem").open("sensor-1", reply.payload)
+        assert Reply.from_bytes(opened).code == "accepted"
+    finally:
+        device.close()

@@ -165,3 +165,57 @@ def test_a_socket_left_by_a_crash_is_replaced_and_a_file_is_not(
         serve_socket(device, server.path, threading.Event())
     device.close()
     assert (tmp_path / "guard.sock").read_text() == "precious"
+
+
+def test_the_socket_appears_once_it_accepts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a client that waits for the file is refused now and then."""
+    appeared_early = []
+    real = os.chmod
+
+    def chmod(path: Path, mode: int) -> None:  # comes before `listen`
+        appeared_early.append((tmp_path / "guard.sock").exists())
+        real(path, mode)
+
+    monkeypatch.setattr(os, "chmod", chmod)
+    server = Server(tmp_path)
+    server.close()
+    assert appeared_early and not any(appeared_early)
+    assert not [path for path in tmp_path.iterdir() if path.is_socket()]
+
+
+def test_two_guards_may_start_at_the_same_moment_in_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have one process number, too, in containers of their own."""
+    device, stop, real = Device(read_policy(write_device(tmp_path))), [], os.chmod
+    paths = [tmp_path / "one.sock", tmp_path / "two.sock"]
+    threads: list[threading.Thread] = []
+
+    def start(path: Path) -> threading.Thread:
+        stop.append(threading.Event())
+        serve = threading.Thread(target=serve_socket, args=(device, path, stop[-1]))
+        threads.append(serve)
+        serve.start()
+        while serve.is_alive() and not path.exists():
+            serve.join(0.01)
+        return serve
+
+    def chmod(path: Path, mode: int) -> None:
+        if len(threads) == 1:  # the other one starts in the middle of this one's start
+            start(paths[1])
+        real(path, mode)
+
+    monkeypatch.setattr(os, "chmod", chmod)
+    start(paths[0])
+    try:
+        for path in paths:
+            with socket.socket(socket.AF_UNIX) as client:
+                assert client.connect_ex(str(path)) == 0
+    finally:
+        for event in stop:
+            event.set()
+        for thread in threads:
+            thread.join(10)
+        device.close()

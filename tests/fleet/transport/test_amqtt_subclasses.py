@@ -1,9 +1,11 @@
 """The embedded broker does not start with an amqtt that cannot enforce its rules."""
 
+import asyncio
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -131,3 +133,35 @@ def test_the_project_requires_the_releases_that_the_broker_supports() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for extra in ("fleet", "dev"):
         assert f"amqtt{SUPPORTED_AMQTT}" in project["optional-dependencies"][extra]
+
+
+def test_a_long_backlog_is_sent_as_it_is_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Over connections that break early, a backlog sent at once would never get shorter.
+    monkeypatch.setattr(amqtt_subclasses, "_WINDOW_SECONDS", 3600.0)
+    sent: list[int] = []
+
+    async def note(self: Any, message: Any) -> None:
+        sent.append(message.packet_id)
+
+    async def settle() -> None:
+        for _ in range(200):
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        handler = FleetHandler(Mock(), Mock(), Mock())
+        messages = {number: Mock(packet_id=number) for number in range(1, 51)}
+        handler.session = Mock(inflight_out=messages)
+        sending = asyncio.create_task(handler._retry_deliveries())
+        await settle()
+        assert sent == list(range(1, 21))
+        for number in range(1, 6):
+            await handler.handle_puback(Mock(variable_header=Mock(packet_id=number)))
+            await settle()
+        assert sent == list(range(1, 26))
+        handler.abort()  # nothing waits for a client that is gone
+        await asyncio.wait_for(sending, 60)
+
+    monkeypatch.setattr(FleetHandler, "_send", note)
+    asyncio.run(scenario())

@@ -1,6 +1,7 @@
 """`fedbudget device`: the guard of one device."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -35,8 +36,8 @@ def run(
         bool,
         typer.Option(
             "--check",
-            help="Read the policy, the data and the ledger, show them, and exit; no "
-            "connection is made.",
+            help="Read the policy, the certificate, the data and the ledger, show "
+            "them, and exit; no connection is made.",
         ),
     ] = False,
     as_json: Annotated[
@@ -73,7 +74,7 @@ def pause(policy: PolicyFile) -> None:
     path = read_policy(policy).availability.pause_file
     assert path is not None  # a policy always has one
     with refusing(path, "run this as a user who may write there"):
-        path.touch(mode=0o644)
+        path.touch(mode=0o600)
     typer.echo(f"paused: {path}")
 
 
@@ -201,7 +202,11 @@ def predict(
     """Predict the rows of a table with this device's personal model."""
     from fedbudget.cli.commands.predict import predict as predict_with
 
-    predict_with(str(_personal_path(policy, model)), table, out=out, as_json=as_json)
+    path, mask = str(_personal_path(policy, model)), os.umask(0o077)
+    try:  # predictions tell about rows: only their owner reads the file
+        predict_with(path, table, out=out, as_json=as_json)
+    finally:
+        os.umask(mask)
 
 
 def _personal_path(policy: str, given: str | None) -> Path:
@@ -216,9 +221,11 @@ def _show(path: str, *, as_json: bool) -> None:
     """Print the device's public declaration and its ledger."""
     from fedbudget.fleet.device.guard import Guard
     from fedbudget.fleet.device.policy import read_policy
+    from fedbudget.fleet.device.process import check_certificate
     from fedbudget.fleet.device.statement import read_statement
 
     policy = read_policy(path)
+    check_certificate(policy)
     guard = Guard(policy)
     declaration = guard.declaration
     guard.close()

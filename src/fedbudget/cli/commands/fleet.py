@@ -24,7 +24,7 @@ from fedbudget.cli.options import (
     parse_number,
     parse_whole,
 )
-from fedbudget.cli.output import print_json, progress
+from fedbudget.cli.output import print_json, progress, say
 from fedbudget.data.partitions import SEED
 from fedbudget.fleet.transport.address import HOST, TLS_PORT
 
@@ -161,6 +161,8 @@ def demo(
             data = load("adult", split="by-education", seed=seed)
             trial = usual_fleet()(folder, data, terms)
             trial.start(stack)
+        if not as_json:
+            say("watch it", f"fedbudget ui --fleet {trial.status_url}", style="bold")
         _watch(trial, live=not as_json)
     with progress("simulating the same plan", counter=""):
         result, last = compare(trial), trial.final_status()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from fedbudget.checks import text
-from fedbudget.cli.commands.train import resumable
 from fedbudget.cli.options import (
     FLEET,
     OUTPUT,
@@ -28,6 +27,7 @@ from fedbudget.cli.options import (
     parse_whole,
 )
 from fedbudget.cli.output import Bar, print_json, progress
+from fedbudget.cli.run_progress import resumable
 from fedbudget.cli.sources import named_or_number
 from fedbudget.data.schema import read_schema_file
 from fedbudget.fleet.coordinator.defaults import (
@@ -42,7 +42,7 @@ from fedbudget.fleet.coordinator.defaults import (
 from fedbudget.fleet.transport.address import HOST, TLS_PORT
 from fedbudget.planning.settings import PLANNER
 from fedbudget.problem import USUAL_DISSIMILARITY
-from fedbudget.record import Round, largest, to_row
+from fedbudget.record import Round, largest, read_run, to_row
 from fedbudget.text import counted
 
 if TYPE_CHECKING:
@@ -234,7 +234,8 @@ def run(
         return
     from fedbudget.cli.views.fleet import show_server_run
 
-    show_server_run(trained, out=f"{out}/run")
+    names = read_run(f"{out}/run").about["devices"]
+    show_server_run(trained, names, out=f"{out}/run")
 
 
 Folder: TypeAlias = Annotated[
@@ -364,7 +365,6 @@ def evaluate(
     from fedbudget.fleet.coordinator.checkpoints import Checkpoints
     from fedbudget.fleet.coordinator.lifecycle import CHECKPOINTS, read_summary
     from fedbudget.fleet.wire.signing import Signer
-    from fedbudget.record import read_run
 
     read_summary(Path(folder))  # refuses what is no run
     checkpoints = Checkpoints(Path(folder) / CHECKPOINTS)

@@ -29,8 +29,8 @@ from fedbudget.training import Run
 _STYLES = {"answered": "green", "refused": "yellow", "late": "red", "waiting": "dim"}
 
 
-def show_server_run(run: Run, *, out: str) -> None:
-    """Print the result and the spending of a fleet's run."""
+def show_server_run(run: Run, names: Sequence[str], *, out: str) -> None:
+    """Print the result and the spending of a fleet's run, whose devices have names."""
     plan, last = run.plan, run.rounds[-1]
     answers = [latest.answered for latest in run.rounds]
     with new_page() as console:
@@ -56,7 +56,7 @@ def show_server_run(run: Run, *, out: str) -> None:
         if last.refused:
             show_heading(console, "Refused the last round")
         for index, reason in list(last.refused.items())[:FEW]:
-            show_item(console, f"device {index}: {reason}")
+            show_item(console, f"device {names[index]}: {reason}")
 
 
 def show_runs(runs: Sequence[RunSummary], root: str) -> None:
@@ -188,16 +188,16 @@ def device_table(
     status: Mapping[str, Any], plan: Plan | None, sizes: Sequence[int]
 ) -> Table:
     """Return a table with one row per device: its size, answers and spending."""
-    names = ("rows", "weight", "answers", "in this round", "epsilon", "cost")
-    table = new_table("device", *names, right=True)
-    table.columns[4].justify = "left"
+    shares = () if plan is None else ("rows", "weight")
+    names = ("device", *shares, "answers", "in this round", "epsilon", "cost")
+    table = new_table(*names, right=True)
+    table.columns[names.index("in this round")].justify = "left"
     for m, device in enumerate(status.get("devices", [])):
         state = device["this_round"]
         epsilon = device["epsilon"]
         table.add_row(
             device["name"],
-            str(sizes[m]) if m < len(sizes) else "",
-            "" if plan is None else f"{plan.weights[m]:.3f}",
+            *(() if plan is None else (str(sizes[m]), f"{plan.weights[m]:.3f}")),
             str(device["answered"]),
             Text(state, style=_STYLES.get(state, "")),
             "none" if epsilon is None else rounded_up(epsilon),

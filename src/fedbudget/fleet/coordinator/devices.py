@@ -292,7 +292,9 @@ class FleetDevices:
         self._learn(current)
         theta = current.average(order.theta)
         if current.num_answers == 0:
-            return theta  # all devices refuse: the round stays open until one answers
+            # All devices refuse, without a charge: the round stays open.
+            self.tally.begin(order.number, current.replies)
+            return theta
         seconds = time.monotonic() - started
         self._checkpoints.close_round(order.number, theta, seconds)
         self.tally.close(order.number, current.replies, seconds)
@@ -358,7 +360,7 @@ class FleetDevices:
             if publishes.is_due(elapsed):  # a broker may not have retained it
                 self._keep(topics.order(current.context.run), order)
             if repeats.is_due(elapsed):
-                self._repeat(current.waiting, order)
+                self._repeat(self._reachable(current.waiting), order)
             if reconnects.is_due(elapsed - heard):
                 _log.warning("no message for %.0f s: connecting again", elapsed - heard)
                 self._channel.reconnect()
@@ -370,6 +372,15 @@ class FleetDevices:
                 heard = time.monotonic() - started
             if half_seconds is None and 2 * current.num_answers > current.num_selected:
                 self._half_seconds = half_seconds = time.monotonic() - started
+
+    def _reachable(self, devices: Iterable[str]) -> list[str]:
+        """Return the devices that the broker does not call offline.
+
+        For an offline one, the retained order waits, which the broker withdraws if this
+        coordinator dies. A repeated order would wait for ever, and be paid for.
+        """
+        online = self.roster.online
+        return [name for name in devices if online.get(name) is not False]
 
     def _is_over(self, current: OpenRound, elapsed: float) -> bool:
         waiting = current.waiting - self.roster.clones.keys()
@@ -409,11 +420,12 @@ class FleetDevices:
         batch = [message]
         while len(batch) < _BATCH and (message := self._channel.receive(0)) is not None:
             batch.append(message)
+        owners = [(topics.reply_owner(m.topic), m.payload) for m in batch]
+        self._keys.check_ahead([(o, payload) for o, payload in owners if o])
         with self._checkpoints.transaction():
             for message in batch:
                 self._take(current, message)
-        for message in batch:
-            self._channel.acknowledge(message)
+        self._channel.acknowledge(*batch)
         self.roster.send_notices(self._channel, self._signer)
         return True
 
@@ -422,10 +434,12 @@ class FleetDevices:
         device = "(unknown)"
         try:
             kind, device = topics.parse(message.topic)
-            if self.roster.take(message):
-                return
-            if kind != "reply":  # a broker may echo what this coordinator has sent
-                _log.debug("ignored a message on %s", message.topic)
+            if kind != "reply":
+                # A broker may echo what this coordinator has sent.
+                if not self.roster.take(message):
+                    _log.debug("ignored a message on %s", message.topic)
+                elif kind == "declare" and device in self.roster.declarations:
+                    self._keys.learn(self.roster.declarations[device])
                 return
             if device in self.roster.clones:
                 raise MessageError(f"refused, {self.roster.clones[device]}")

@@ -23,6 +23,7 @@ from fedbudget.checks import Array, one_of, within
 from fedbudget.errors import InvalidInputError, MessageError, TrainingError
 from fedbudget.files import whole_file
 from fedbudget.fleet.coordinator.checkpoints import StoredRun
+from fedbudget.fleet.coordinator.roster import read_declaration
 from fedbudget.fleet.coordinator.rounds import read_reply
 from fedbudget.fleet.coordinator.sum_evaluation import (
     SummedAnswers,
@@ -319,6 +320,9 @@ def _collect(
             continue
         try:
             kind, device = topics.parse(message.topic)
+            if kind == "declare" and message.payload:
+                # Its certificate may have been renewed since the run.
+                keys.learn(read_declaration(device, message.payload))
             if kind == "reply" and device in names:
                 run = order.evaluation
                 body = keys.open(device, message.payload)

@@ -123,7 +123,7 @@ class FlowerChannel:
         """Return at once: withdrawn messages are not sent, and none is pending here."""
         return True
 
-    def acknowledge(self, message: Message) -> None:
+    def acknowledge(self, *messages: Message) -> None:
         """Do nothing: a lost reply is requested again."""
 
     def receive(self, seconds: float | None = None) -> Message | None:

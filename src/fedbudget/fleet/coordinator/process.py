@@ -10,7 +10,7 @@ Started again with the same folder, it resumes the same round of the same plan.
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fedbudget.budget import Budget
 from fedbudget.checks import number, one_of, whole, within
 from fedbudget.data.schema import Schema
 from fedbudget.errors import InvalidInputError, RecordError
+from fedbudget.files import refusing
 from fedbudget.fleet.coordinator.checkpoints import Checkpoints
 from fedbudget.fleet.coordinator.defaults import (
     DEADLINE,
@@ -45,7 +46,7 @@ from fedbudget.fleet.coordinator.roster import Roster, gather, plan_fleet
 from fedbudget.fleet.coordinator.status import Source, StatusServer
 from fedbudget.fleet.coordinator.sum_devices import SumDevices
 from fedbudget.fleet.transport.address import BrokerAddress
-from fedbudget.fleet.transport.certificates import COORDINATOR
+from fedbudget.fleet.transport.certificates import COORDINATOR, private_folder
 from fedbudget.fleet.transport.channel import Channel
 from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.wire import topics
@@ -161,10 +162,13 @@ def run_server(
         )
         return {"state": State.WAITING if devices is None else State.RUNNING} | facts
 
+    folder = settings.out / "run"
+    is_finished = (folder / "model.npz").exists()
     try:
         with (
             _served(settings, status) as port,
-            _kept(settings.out, status),
+            # A run that has ended keeps its last status.
+            nullcontext() if is_finished else _kept(settings.out, status),
             channel,
             _withdrawn(settings.out, channel, checkpoints, signer),
         ):
@@ -189,12 +193,13 @@ def run_server(
                 roster=roster,
                 authority=_authority(settings),
             )
-            folder = settings.out / "run"
-            if (folder / "model.npz").exists():
+            if is_finished:
                 return _finished(folder, plan)
             if on_begin is not None:
                 on_begin(plan, devices.names, port)
             about = {"fleet": settings.name, "devices": list(devices.names)}
+            with refusing(folder, "choose another folder"):
+                private_folder(folder)
             record = Record(folder, about=about)
             return train(plan, devices, record=record, on_round=on_round)
     finally:

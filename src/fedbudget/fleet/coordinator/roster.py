@@ -104,14 +104,10 @@ class Roster:
             self.declarations.pop(device, None)
             return
         try:
-            declaration = Declaration.from_bytes(payload, limit=_DECLARATION_BYTES)
+            declaration = read_declaration(device, payload)
         except MessageError as error:
             self.notify(device, f"its declaration cannot be read by {_here()}: {error}")
             raise
-        if declaration.device != device:
-            raise MessageError(
-                f"declares {declaration.device!r} on the topic of {device!r}"
-            )
         self.declarations[device] = declaration
         self._check_ledger(declaration)
 
@@ -159,6 +155,20 @@ class Roster:
             device, reason = self._notices.popitem()
             notice = Notice(device=device, reason=reason[:MAX_NOTICE])
             channel.publish(topics.notice(device), signer.sign(notice))
+
+
+def read_declaration(device: str, payload: bytes) -> Declaration:
+    """Read the declaration of a device from its own topic.
+
+    Raises:
+        MessageError: It cannot be read, or it is of another device.
+    """
+    declaration = Declaration.from_bytes(payload, limit=_DECLARATION_BYTES)
+    if declaration.device != device:
+        raise MessageError(
+            f"declares {declaration.device!r} on the topic of {device!r}"
+        )
+    return declaration
 
 
 def _here() -> str:

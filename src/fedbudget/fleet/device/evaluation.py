@@ -34,7 +34,6 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable
-from fractions import Fraction
 
 import numpy as np
 
@@ -52,7 +51,6 @@ from fedbudget.fleet.device.ledger_file import (
 )
 from fedbudget.fleet.device.periods import RowRange
 from fedbudget.fleet.device.policy import Policy
-from fedbudget.fleet.device.sum_terms import check_answers_policy
 from fedbudget.fleet.wire.evaluation import (
     CORRECT,
     SQUARED_ERROR,
@@ -127,6 +125,8 @@ def with_noise(
     normals: ExactNormals | None = None,
 ) -> Array:
     """Return whole numbers over a unit, with exact Gaussian noise of this deviation."""
+    from fractions import Fraction  # late: few devices measure often
+
     factor = int(Fraction(1 << _SCALE_BITS) / (Fraction(noise_std) * unit))
     if factor < 1:
         raise InvalidInputError(f"noise_std {noise_std:g} is too large for its grid")
@@ -178,6 +178,8 @@ class Evaluator:
 
     def _sum_refusal(self, order: EvaluationOrder) -> str:
         """Return why the terms of a sum are outside the policy."""
+        from fedbudget.fleet.device.sum_terms import check_answers_policy
+
         try:
             terms = sum_terms_of(order)
             check_answers_policy(terms.least_answers, terms.colluders, self._policy)

@@ -43,7 +43,6 @@ from fedbudget.fleet.device.periods import (
 )
 from fedbudget.fleet.device.policy import Policy, PricePolicy
 from fedbudget.fleet.device.renewal import check_earlier_rows, renewed
-from fedbudget.fleet.device.sum_terms import check_charged_unit, check_sum, is_sum_order
 from fedbudget.fleet.device.withdrawals import ENDED, Withdrawals
 from fedbudget.fleet.wire.evaluation import EvaluationOrder
 from fedbudget.fleet.wire.messages import (
@@ -67,6 +66,7 @@ MOST_RUNS = 10_000  # in one ledger
 MOST_OVERDRAFTS = 3  # runs of one coordinator
 _OVERDRAWS = "this round would overdraw the budget"
 _BLOCKED = "too many runs of this coordinator would overdraw a budget: ask the owner"
+RELEASE = f"this device has release {__version__}, wire {WIRE}"
 _WAITING = 4  # orders stored until their offer arrives
 
 
@@ -108,6 +108,8 @@ def check_offer(
     if offer.sampling == "full" and offer.batch_size != offer.num_samples:
         raise _Refusal("policy", "the batch_size of full batches must be num_samples")
     if offer.sum_terms is not None:
+        from fedbudget.fleet.device.sum_terms import check_sum
+
         try:
             check_sum(offer, policy)
         except (InvalidInputError, MessageError) as error:
@@ -179,6 +181,9 @@ class Guard:
         )
         try:
             if policy.sums is not None:
+                # Imported late: other devices save the memory.
+                from fedbudget.fleet.device.sum_terms import check_charged_unit
+
                 check_charged_unit(self._ledger.charged, policy.sums.unit)
             self._withdrawals = Withdrawals(self._ledger, policy.orders)
             self._evaluator = Evaluator(policy, self._ledger, self._check_overdrafts)
@@ -342,14 +347,16 @@ class Guard:
 
     def _unsupported(self, kind: str, body: bytes, error: MessageError) -> list[Reply]:
         """Refuse a trusted coordinator's message that this release cannot read."""
+        from fedbudget.fleet.device.sum_terms import is_sum_order
+
         # Sums of other devices are published to all.
         level = logging.DEBUG if is_sum_order(body) else logging.ERROR
         _log.log(level, "this %s of the coordinator cannot be read: %s", kind, error)
         run_and_round = run_of(body, kind)
         if run_and_round is None:
             return []
-        reason = f"this device has release {__version__}, wire {WIRE}: {error}"
-        return [self._refused(*run_and_round, _Refusal("unsupported", reason))]
+        refusal = _Refusal("unsupported", f"{RELEASE}: {error}")
+        return [self._refused(*run_and_round, refusal)]
 
     def _carry_out(self, order: RoundOrder, joined: JoinedRun) -> Reply:
         offer = RunOffer.from_bytes(joined.offer)

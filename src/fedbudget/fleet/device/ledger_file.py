@@ -49,6 +49,7 @@ from fedbudget.fleet.device.periods import FIRST, Period, RowRange
 from fedbudget.fleet.device.policy import BudgetPolicy
 from fedbudget.fleet.wire.messages import LEDGER_DIGITS, RunOffer
 from fedbudget.ledger import Charge, Ledger, mu_squared
+from fedbudget.text import counted
 
 _log = logging.getLogger(__name__)
 PRIVACY, COST = "privacy-budget", "cost-budget"  # the budget a charge overdraws
@@ -416,10 +417,10 @@ class LedgerFile:
             # Memory is already charged; if this fails, the file is read again.
             self._write(database, "charge", body, run=run, round=round, counted=True)
         _log.info(
-            "round %d of run %s is charged: %d steps, cost %g",
+            "round %d of run %s is charged: %s, cost %g",
             round,
             run.hex()[:8],
-            charge.steps,
+            counted(charge.steps, "step"),
             body["cost"],
             extra={"facts": {"run": run.hex(), "round": round, "charge": body}},
         )

@@ -14,14 +14,13 @@ from dataclasses import replace
 from fedbudget.errors import InvalidInputError, LedgerError, MessageError
 from fedbudget.fleet.device.guard import Guard
 from fedbudget.fleet.device.policy import Policy, read_policy
-from fedbudget.fleet.device.unix_socket import serve_socket
 from fedbudget.fleet.logs import start_logging
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.mqtt import Connection
 from fedbudget.fleet.transport.reply_signatures import ReplySigner
 from fedbudget.fleet.wire import topics
 from fedbudget.fleet.wire.framing import Joiner, Outgoing, split
-from fedbudget.fleet.wire.secure_messages import MOST_PEERS
+from fedbudget.fleet.wire.messages import Declaration
 
 _log = logging.getLogger(__name__)
 
@@ -48,11 +47,12 @@ class Device:
     def __init__(self, policy: Policy) -> None:
         self.name, self.availability = policy.device, policy.availability
         self._guard = guard_of(policy)
-        self._signer: ReplySigner | None = None  # without a certificate
-        if policy.identity is not None:
-            self._signer = ReplySigner(policy.identity)
+        self._identity = policy.identity  # None: replies are not signed
+        self._signer = None if self._identity is None else ReplySigner(self._identity)
         largest = 8 * self._guard.num_params + _OVERHEAD
         if policy.sums is not None:
+            from fedbudget.fleet.wire.secure_messages import MOST_PEERS
+
             largest += MOST_PEERS * _PEER
         self._joiner = Joiner(max_bytes=largest, max_senders=_SENDERS)
         self.most_bytes = 2 * largest  # of a parcel: an offer and an order
@@ -73,14 +73,19 @@ class Device:
 
     def hello(self) -> list[Outgoing]:
         """Return the messages to publish at every connection."""
-        declaration = self._guard.declaration
-        if self._signer is not None:
-            certificate = self._signer.certificate
-            declaration = replace(declaration, certificate=certificate)
+        self._read_certificate()
+        # A paused device connects, too; for its coordinator it is offline.
+        state = topics.OFFLINE if self.availability.obstacle() else topics.ONLINE
         return [
-            Outgoing(topics.declare(self.name), declaration.to_bytes(), True),
-            Outgoing(topics.status(self.name), topics.ONLINE, True),
+            Outgoing(topics.declare(self.name), self._declaration.to_bytes(), True),
+            Outgoing(topics.status(self.name), state, True),
         ]
+
+    @property
+    def _declaration(self) -> Declaration:
+        if self._signer is None:
+            return self._guard.declaration
+        return replace(self._guard.declaration, certificate=self._signer.certificate)
 
     def handle(self, topic: str, payload: bytes) -> list[Outgoing]:
         """Return the replies to any message."""
@@ -115,21 +120,30 @@ class Device:
             )
         ]
 
+    def _read_certificate(self) -> None:
+        """Read the certificate and its key again: both may have been renewed."""
+        if self._identity is None:
+            return
+        try:
+            self._signer = ReplySigner(self._identity)
+        except InvalidInputError as error:
+            _log.warning("replies are signed as before: %s", error)
+
     def _signed(self, reply: bytes) -> bytes:
         return reply if self._signer is None else self._signer.sign(reply)
 
     def refresh(self) -> list[Outgoing]:
-        """Check the data file, and return the declaration if that has changed.
+        """Check the data file and the certificate; return a changed declaration.
 
         A declaration for every change of the file would reveal that rows were added.
         """
-        before = self._guard.declaration
+        before = self._declaration
         try:
             self._guard.refresh()
-            return [] if self._guard.declaration == before else self.hello()[:1]
         except (InvalidInputError, LedgerError) as error:
             _log.error("the new data are not used: %s", error)
-            return []
+        self._read_certificate()
+        return [] if self._declaration == before else self.hello()[:1]
 
 
 def serve(device: Device, broker: BrokerAddress, stop: threading.Event) -> None:
@@ -185,6 +199,23 @@ def _wait_available(
         publish(device.hello())
 
 
+def check_certificate(policy: Policy) -> None:
+    """Raise unless the files exist and the certificate is this device's.
+
+    A broker knows a device by that name, and drops what it sends under another one.
+    """
+    identity = policy.identity
+    if identity is None:
+        return
+    name = identity.check().name
+    if name != policy.device:
+        raise InvalidInputError(
+            f"device {policy.device!r} is not the name in its certificate "
+            f"{str(identity.certificate)!r}, {name!r}: correct the policy, or create "
+            "another certificate with fedbudget certs"
+        )
+
+
 def run_device(policy_path: str) -> None:
     """Run a device until SIGTERM or SIGINT.
 
@@ -192,9 +223,7 @@ def run_device(policy_path: str) -> None:
         FedbudgetError: The policy, the data, the ledger or a certificate is invalid.
     """
     policy = read_policy(policy_path)
-    broker = policy.broker
-    if broker is not None and broker.identity is not None:
-        broker.identity.check()
+    check_certificate(policy)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -202,9 +231,11 @@ def run_device(policy_path: str) -> None:
     device = Device(policy)
     _trim_memory()
     try:
-        if broker is not None:
-            serve(device, broker, stop)
+        if policy.broker is not None:
+            serve(device, policy.broker, stop)
         elif policy.socket is not None:
+            from fedbudget.fleet.device.unix_socket import serve_socket
+
             serve_socket(device, policy.socket, stop)
     finally:
         device.close()

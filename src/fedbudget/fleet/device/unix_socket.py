@@ -8,6 +8,7 @@ than the guard, because a program of the guard's user can read the rows and rewr
 ledger.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -78,12 +79,17 @@ def serve_socket(device: SocketDevice, path: Path, stop: threading.Event) -> Non
 def _listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # The guard holds its ledger's lock: an existing socket is left from a crash.
-        if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
-            path.unlink()
-        listener.bind(str(path))
-        os.chmod(path, _MODE)  # no client can connect before listen
+        if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+            raise FileExistsError(errno.EEXIST, "the file is no socket")
+        # Where the socket's file is, it accepts: a client that waits for the file is
+        # not refused. The first name is short (an address has at most 108 bytes) and
+        # random: guards in containers may share a folder, and have one process number.
+        unready = path.with_name(f".{os.urandom(4).hex()}")
+        listener.bind(str(unready))
+        os.chmod(unready, _MODE)
         listener.listen(8)
+        # The guard holds its ledger's lock: an existing socket is left from a crash.
+        unready.rename(path)
     except OSError as error:
         listener.close()
         raise InvalidInputError(

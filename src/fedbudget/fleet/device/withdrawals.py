@@ -28,6 +28,9 @@ class Withdrawals:
     def __init__(self, ledger: LedgerFile, orders: OrderPolicy) -> None:
         self._ledger, self._orders = ledger, orders
         self._refresh()
+        for key in ledger.revoked:
+            if key in orders.trusted:
+                _log.warning("orders.trusted: %s is withdrawn, and not obeyed", key)
 
     def _refresh(self) -> None:
         """Trust the policy's keys, but for those that are withdrawn."""

@@ -10,7 +10,8 @@ clients:
 - It forgets the messages it has sent when the connection ends or after five seconds,
   acknowledged or not. MQTT demands that they are sent again.
 - Messages stored for a client are sent after newer ones, if these arrive while the
-  client connects.
+  client connects; and all at once, so that a connection which breaks early brings none
+  of them forward.
 - A connection that ends during its handshake is never noticed, and a keep-alive that
   expires is ignored: the client counts as connected, and its last will is never sent.
 
@@ -23,6 +24,7 @@ import inspect
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -64,6 +66,8 @@ _FIRST_RELEASE, _END_RELEASE = (0, 12, 1), (0, 13)  # SUPPORTED_AMQTT as numbers
 
 PLUGINS = ("CertificateRule", "TopicRule")
 _LISTENER = "default"
+_WINDOW = 20  # messages of a backlog before their acknowledgements, as mosquitto's
+_WINDOW_SECONDS = 1.0  # for a client that acknowledges nothing
 _KEEP_ALIVE_FACTOR = 1.5  # MQTT ends a connection after this many silent keep-alives
 
 # Methods that the subclasses override or call, with their parameters. amqtt does not
@@ -235,6 +239,7 @@ class FleetHandler(BrokerProtocolHandler):  # type: ignore[misc]  # untyped
         )
         self._in_order = asyncio.Lock()  # granted in the order of the requests
         self._backlog_sent = False
+        self._acknowledged, self._unacknowledged = asyncio.Event(), 0  # of a backlog
 
     async def supersede(self) -> None:
         """Give the session to a newer connection; return when this one has ended."""
@@ -262,9 +267,23 @@ class FleetHandler(BrokerProtocolHandler):  # type: ignore[misc]  # untyped
         in_flight, sent = self.session.inflight_out, set()
         while backlog := [m for number, m in in_flight.items() if number not in sent]:
             for message in backlog:
+                await self._wait_acknowledged()
                 sent.add(message.packet_id)
                 await self._send(message)
         self._backlog_sent = True
+
+    async def _wait_acknowledged(self) -> None:
+        """Let the client acknowledge some of a long backlog, before more is sent.
+
+        A connection that breaks early would else bring nothing forward: all would be
+        sent again over the next one, and more.
+        """
+        self._unacknowledged += 1
+        if self._unacknowledged <= _WINDOW or self._end.done():
+            return
+        self._acknowledged.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._acknowledged.wait(), _WINDOW_SECONDS)
 
     async def _handle_qos1_message_flow(self, app_message: Any) -> None:
         if app_message.direction == OUTGOING:
@@ -298,6 +317,8 @@ class FleetHandler(BrokerProtocolHandler):  # type: ignore[misc]  # untyped
     async def handle_puback(self, puback: PubackPacket) -> None:
         """Forget a message that the client has acknowledged."""
         self.session.inflight_out.pop(puback.variable_header.packet_id, None)
+        self._unacknowledged -= 1
+        self._acknowledged.set()
 
     async def _drained(self) -> None:
         """Wait until every packet that was read so far is processed."""
@@ -325,6 +346,7 @@ class FleetHandler(BrokerProtocolHandler):  # type: ignore[misc]  # untyped
     def _set_end(self, disconnect: DisconnectPacket | None) -> None:
         if not self._end.done():  # a DISCONNECT comes before the connection ends
             self._end.set_result(disconnect)
+        self._acknowledged.set()
 
 
 class _StableSubscriptions(dict[str, list[Any]]):

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 DAYS, WITHIN = 365, 30  # validity of a new certificate; renewed if it ends within
+_OLD = ".old-"  # before the serial number of a certificate that was renewed
 
 
 def _open(folder: str | os.PathLike[str], keys: str | None) -> "tuple[Path, Authority]":
@@ -67,7 +68,8 @@ def write_crl(
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(certificate.subject)
-        .last_update(certificate.not_valid_before_utc)
+        # The newer one of two lists counts; a machine with a slow clock must take it.
+        .last_update(datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1))
         .next_update(certificate.not_valid_after_utc)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), False
@@ -123,7 +125,8 @@ def renew(
     """Renew all certificates that end within some days; return what was written.
 
     A certificate whose key is here gets a new key. One whose key is on its device keeps
-    its key. Old certificates stay valid until their end.
+    its key. Old certificates stay valid until their end, and are kept beside the new
+    ones (NAME.pem.old-SERIAL) so that `revoke` can revoke them, too.
     """
     whole("within", within, least=0, most=36_500)
     whole("days", days, least=within + 1, most=36_500)
@@ -157,6 +160,7 @@ def _renewed(
         public = own.public_key()
         write_file(secret, private_pem(own), private=True)
         written.append(secret)
+    _write_certificate(path.with_name(f"{path.name}{_OLD}{old.serial_number:x}"), old)
     certificate = new_certificate(
         _common_name(old), public, issuer=issuer, hosts=_hosts(old), days=days
     )
@@ -268,9 +272,10 @@ def sign(
 def revoke(
     folder: str | os.PathLike[str], name: str, *, authority: str | None = None
 ) -> Path:
-    """Add the certificate of this name to the list of revoked ones; return its path.
+    """Add all certificates of this name to the list of revoked ones; return its path.
 
-    The certificate and its key are renamed, so that a new one can be created.
+    Also those that were renewed since. Certificates and key are renamed, so that new
+    ones can be created.
 
     Raises:
         InvalidInputError: There is no certificate of this name.
@@ -280,15 +285,20 @@ def revoke(
     root, keys = _open(folder, authority)
     fixed = name in ("broker", COORDINATOR, MEASURE)
     path = (root if fixed else root / "devices") / f"{name}.pem"
-    certificate = read_certificate(path)
-    entry = (
+    paths = [path, *sorted(path.parent.glob(f"{path.name}{_OLD}*"))]
+    numbers = [read_certificate(file).serial_number for file in paths]
+    now = datetime.datetime.now(datetime.UTC)
+    entries = [
         x509.RevokedCertificateBuilder()
-        .serial_number(certificate.serial_number)
-        .revocation_date(datetime.datetime.now(datetime.UTC))
+        .serial_number(number)
+        .revocation_date(now)
         .build()
-    )
-    crl = write_crl(root, keys, [*_revoked(root), entry])
-    for old in (path, path.with_suffix(".key")):
-        if old.exists():
-            old.rename(f"{old}.revoked-{certificate.serial_number:x}"[:200])
+        for number in numbers
+    ]
+    crl = write_crl(root, keys, [*_revoked(root), *entries])
+    for file, number in zip(paths, numbers, strict=True):
+        file.rename(path.with_name(f"{path.name}.revoked-{number:x}"))
+    secret = path.with_suffix(".key")
+    if secret.exists():
+        secret.rename(secret.with_name(f"{secret.name}.revoked-{numbers[0]:x}"))
     return crl

@@ -4,12 +4,10 @@ Both carry the same messages under the same topics (`wire.topics`), so coordinat
 guard do not depend on the transport.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, kw_only=True)
-class Message:
+class Message(NamedTuple):
     """A received message."""
 
     topic: str
@@ -58,5 +56,5 @@ class Channel(Protocol):
         """Return the next message; none if there is none in time."""
         ...
 
-    def acknowledge(self, message: Message) -> None:
-        """Confirm a message: it is not delivered again."""
+    def acknowledge(self, *messages: Message) -> None:
+        """Confirm messages: they are not delivered again."""

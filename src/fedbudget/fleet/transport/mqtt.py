@@ -15,13 +15,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.transport.address import BrokerAddress, node_text
-from fedbudget.fleet.transport.certificates import Identity, refuse_revoked
+from fedbudget.fleet.transport.certificates import (
+    Identity,
+    certified_key,
+    refuse_revoked,
+)
 from fedbudget.fleet.transport.channel import Message
+from fedbudget.fleet.transport.packets import (
+    PacketSocket,
+    acknowledgements,
+    client_class,
+)
 from fedbudget.fleet.transport.tls_reasons import in_words, probe
 
 if TYPE_CHECKING:
@@ -34,13 +44,12 @@ _log = logging.getLogger(__name__)
 # Seconds. A client notices a dead connection after two to three of these, a broker
 # after 1.5: a connection whose other end is gone costs less than ten seconds.
 _KEEP_ALIVE = 3
+_SHORT, _MOST_SHORT = 5.0, 3  # seconds; so many such connections in a row are odd
 _SETTLING = 0.3  # seconds in which a broker delivers the messages it has stored
 _FLUSH = 5.0  # seconds to send what is pending before a new connection
 _NUMBERS = 1 << 16  # of the messages of one connection
 _QOS = 1  # at least once: receivers recognise duplicates by their round
 _IN_FLIGHT = 200  # messages sent and not acknowledged; the client scans all of them
-_READ = 1 << 16  # bytes that are read at once
-_PACKETS = 500  # that are handled before anything is sent
 
 
 class Connection:
@@ -85,6 +94,7 @@ class Connection:
         self._nodes = deque(broker.nodes)  # the first one is in use
         self.retained: dict[str, bytes] = {}  # retained, to be published again
         self._problem, self._stopping = "", False
+        self._connected_at, self._num_short = 0.0, 0  # connections lost soon, in a row
         self._clears = ""  # the topic of the last will, if it removes a message
         self._keeps_session = keeps_session
         self._context: ssl.SSLContext | None = None
@@ -221,11 +231,22 @@ class Connection:
             return None
         return self._waiting.pop(next(iter(self._waiting)))
 
-    def acknowledge(self, message: Message) -> None:
-        """Confirm a message to the broker: it is not delivered again."""
-        connection, number = divmod(message.handle, _NUMBERS)
+    def acknowledge(self, *messages: Message) -> None:
+        """Confirm messages to the broker: they are not delivered again."""
+        if not self._connected:
+            return
+        handles = [divmod(message.handle, _NUMBERS) for message in messages]
         # The broker delivers again what an earlier connection did not acknowledge.
-        if number and self._connected and connection == self._connections:
+        current = self._connections
+        numbers = [number for made, number in handles if number and made == current]
+        if not numbers:
+            return
+        link: object = self._client.socket()
+        if isinstance(link, PacketSocket):
+            *others, last = numbers
+            link.waiting.append(acknowledgements(others))
+            numbers = [last]  # the client sends the others with it
+        for number in numbers:
             self._client.ack(number, _QOS)
 
     def _new_client(
@@ -233,14 +254,13 @@ class Connection:
     ) -> "Client":
         # Imported late: a device has read its rows by now, and the import reuses the
         # memory that reading has freed. This saves a megabyte.
-        from paho.mqtt.client import MQTTv311
-        from paho.mqtt.enums import CallbackAPIVersion
+        from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-        client = _client_class()(
+        client = client_class()(
             CallbackAPIVersion.VERSION2,
             client_id=self.name,
             clean_session=not keeps_session,
-            protocol=MQTTv311,
+            protocol=MQTTProtocolVersion.MQTTv311,
             manual_ack=True,
         )
         client.reconnect_delay_set(min_delay=1, max_delay=8)
@@ -271,8 +291,8 @@ class Connection:
         if reason.is_failure:
             self._failed(f"the broker refuses the connection: {reason}")
             return
-        self._problem = ""
-        self._settled_at = time.monotonic() + _SETTLING
+        self._problem, self._connected_at = "", time.monotonic()
+        self._settled_at = self._connected_at + _SETTLING
         _log.info("%s is connected to %s", self.name, self._node)
         with self._state:
             self._connections += 1
@@ -306,22 +326,38 @@ class Connection:
             self._connected, self._subscribed = False, 0  # subscriptions end with it
         if self._stopping:
             return
+        is_short = was_connected and time.monotonic() < self._connected_at + _SHORT
+        self._num_short = self._num_short + 1 if is_short else 0
         reason = ""
+        if self._num_short >= _MOST_SHORT:  # a broker ends the older of two
+            reason = "once more: does another process use this certificate or name?"
         if self._context is not None and not was_connected:
-            # A broker that refuses a certificate says so after the handshake.
-            reason = probe(self._nodes[0], self._context)
+            # A broker that refuses a certificate says so after the handshake, or not.
+            reason = self._own_problem() or probe(self._nodes[0], self._context)
         self._failed(_problem("connection lost", reason))
         self._read_certificate()
 
+    def _own_problem(self) -> str:
+        """Return what is wrong with this client's own certificate; usually nothing."""
+        identity = self.broker.identity
+        assert identity is not None  # there is a context
+        try:
+            pem = Path(identity.certificate).read_text().strip()
+            certificate, whose = ssl.PEM_cert_to_DER_cert(pem), "this certificate"
+            certified_key(certificate, self.name, Path(identity.ca), whose=whose)
+        except (InvalidInputError, OSError, ValueError) as error:
+            return str(error)
+        return ""
+
     def _read_certificate(self) -> None:
-        """Read the certificate again: it may have been renewed since."""
+        """Read all files again: they may have been renewed since."""
         identity = self.broker.identity
         if identity is None or self._context is None:
             return
         try:
-            self._context.load_cert_chain(identity.certificate, identity.key)
+            _load(self._context, identity)
         except (OSError, ssl.SSLError) as error:
-            _log.warning("%s: the certificate is not read again: %s", self.name, error)
+            _log.warning("%s: certificates are not read again: %s", self.name, error)
 
     def _message(
         self, client: "Client", userdata: object, message: "MQTTMessage"
@@ -358,48 +394,6 @@ class Connection:
         return node_text(self._nodes[0])
 
 
-class _BufferedSocket(ssl.SSLSocket):
-    """Reads what has arrived at once: the client asks for single bytes."""
-
-    _data, _position = b"", 0
-    is_empty = False  # nothing had arrived when more was wanted
-
-    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        if self._position == len(self._data):
-            try:
-                self._data, self._position = super().recv(_READ, flags), 0
-            except ssl.SSLWantReadError:
-                self.is_empty = True
-                raise
-        self.is_empty = False
-        start = self._position
-        self._position = min(start + buflen, len(self._data))
-        return self._data[start : self._position]
-
-    def pending(self) -> int:
-        return len(self._data) - self._position + super().pending()
-
-
-def _client_class() -> "type[Client]":
-    """Return paho's client, but with all packets handled that have arrived.
-
-    The client itself handles one, and waits for the next: half of a coordinator's time.
-    """
-    from paho.mqtt.client import Client
-    from paho.mqtt.enums import MQTTErrorCode
-
-    class EagerClient(Client):
-        def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
-            for _ in range(_PACKETS):
-                code = super().loop_read(max_packets)
-                link = self.socket()
-                if code or not isinstance(link, _BufferedSocket) or link.is_empty:
-                    break
-            return code
-
-    return EagerClient
-
-
 def _send_at_once(client: "Client", userdata: object, channel: Any) -> None:
     """Send small packets at once: Nagle's algorithm would delay a reply by 40 ms."""
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -409,15 +403,20 @@ def _problem(event: str, reason: str) -> str:
     return f"{event}{f' ({reason})' if reason else ''}; trying again"
 
 
+def _load(context: ssl.SSLContext, identity: Identity) -> None:
+    """Load the files of an identity; a renewed authority is added to the old one."""
+    context.load_verify_locations(cafile=identity.ca)
+    refuse_revoked(context, identity.crl)
+    context.load_cert_chain(identity.certificate, identity.key)
+
+
 def _tls(identity: Identity) -> ssl.SSLContext:
     """Return a context for mutual TLS that trusts the fleet's authority only."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.sslsocket_class = _BufferedSocket
+    context.sslsocket_class = PacketSocket
     try:
-        context.load_verify_locations(cafile=identity.ca)
-        context.load_cert_chain(identity.certificate, identity.key)
-        refuse_revoked(context, identity.crl)
+        _load(context, identity)
     except (OSError, ssl.SSLError) as error:
         raise InvalidInputError(
             f"certificate {identity.certificate} cannot be used ({error}): "

@@ -8,22 +8,44 @@ plans only for devices whose certificates it has issued, and drops every other r
 A signed reply is a CBOR list of the reply's exact bytes and their ECDSA signature.
 """
 
+import binascii
+import os
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbudget.errors import InvalidInputError, MessageError
 from fedbudget.fleet.transport.certificates import Identity, certified_key
-from fedbudget.fleet.wire.codec import decode, encode
+from fedbudget.fleet.wire.codec import decode_pair, encode
 from fedbudget.fleet.wire.messages import Declaration
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 # Signed together with the reply: a signature for another purpose is invalid.
 _PURPOSE = b"fedbudget reply 1\x00"
-_LIST_OF_TWO = encode([0, 0])[:1]  # the first byte of a signed reply
+_MOST_KEYS = 3  # of one device at a time: more renewals within a run are a mistake
+_LEAST_AHEAD = 16  # replies for which other threads are worth their start
+# PKCS #8 (RFC 5958) of a key on the curve P-256, up to its secret of 32 bytes.
+_P256_PKCS8 = bytes.fromhex(
+    "308187020100301306072a8648ce3d020106082a8648ce3d030107046d306b0201010420"
+)
+
+
+def _workers() -> int:
+    return os.cpu_count() or 1
+
+
+@cache
+def _pool() -> "ThreadPoolExecutor":
+    # Imported late: devices check no replies, and save the memory.
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(_workers(), thread_name_prefix="signatures")
 
 
 class ReplySigner:
@@ -36,10 +58,12 @@ class ReplySigner:
     def __init__(self, identity: Identity) -> None:
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.hashes import SHA256
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         try:
-            key: Any = load_pem_private_key(Path(identity.key).read_bytes(), None)
+            # Refuses a pair of which only one file has been renewed yet.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_cert_chain(identity.certificate, identity.key)
+            key = _private_key(Path(identity.key).read_bytes())
             self.certificate = ssl.PEM_cert_to_DER_cert(
                 Path(identity.certificate).read_text().strip()
             )
@@ -71,18 +95,49 @@ class ReplyKeys:
     def __init__(
         self, declarations: Iterable[Declaration], authority: Path | None
     ) -> None:
-        self._keys: dict[str, EllipticCurvePublicKey] = {}
-        self._is_checked = authority is not None
+        # By device: a renewed certificate may have a new key, while replies under the
+        # old one are still on their way.
+        self._keys: dict[str, list[EllipticCurvePublicKey]] = {}
+        self._authority = authority
         declarations = list(declarations)
         self.devices = frozenset(d.device for d in declarations)
+        self._certificates = {d.device: d.certificate for d in declarations}
         self.problems: dict[str, str] = {}  # reason by device that has no valid key
+        self._ahead: set[tuple[str, bytes]] = set()  # replies that were checked
         if authority is None:
             return
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        self._algorithm, self._invalid = ec.ECDSA(SHA256()), InvalidSignature
         for declaration in declarations:
             try:
-                self._keys[declaration.device] = _declared_key(declaration, authority)
+                self._keys[declaration.device] = [_declared_key(declaration, authority)]
             except InvalidInputError as error:
                 self.problems[declaration.device] = str(error)
+
+    def learn(self, declaration: Declaration) -> None:
+        """Take the key of a certificate that a device of the run declares anew.
+
+        Only the authority makes such certificates: whoever carries the declaration
+        cannot add a key of his own.
+
+        Raises:
+            MessageError: The certificate is not valid.
+        """
+        device, certificate = declaration.device, declaration.certificate
+        if self._authority is None or device not in self.devices:
+            return
+        if certificate == self._certificates.get(device):
+            return  # declared again at every connection
+        try:
+            key = _declared_key(declaration, self._authority)
+        except InvalidInputError as error:
+            raise MessageError(str(error)) from None
+        self._certificates[device] = certificate
+        others = [known for known in self._keys.get(device, []) if known != key]
+        self._keys[device] = [key, *others][:_MOST_KEYS]
 
     def open(self, device: str, payload: bytes) -> bytes:
         """Return the bytes of a reply whose signature is valid.
@@ -90,33 +145,82 @@ class ReplyKeys:
         Raises:
             MessageError: It is not signed by this device.
         """
-        if not payload.startswith(_LIST_OF_TWO):
-            if self._is_checked:
+        pair = decode_pair(payload)
+        if pair is None:
+            if self._authority is not None:
                 raise MessageError("it is not signed with the device's certificate")
             return payload
-        value = decode(payload)
-        if [type(item) for item in value] != [bytes] * 2:
-            raise MessageError("not a signed reply")
-        body, signature = value
-        if self._is_checked:
+        body, signature = pair
+        if self._authority is not None and (device, payload) not in self._ahead:
             self._check(device, body, signature)
-        return bytes(body)
+        return body
+
+    def check_ahead(self, replies: Sequence[tuple[str, bytes]]) -> None:
+        """Check the signatures of these replies on all processors, for `open`.
+
+        A verification takes longer than all else that an answer needs. It runs outside
+        Python's lock. What is invalid is left to `open`, and to its error.
+
+        Args:
+            replies: Device and payload of each.
+        """
+        self._ahead.clear()
+        if self._authority is None or len(replies) < _LEAST_AHEAD:
+            return
+        size = -(-len(replies) // _workers())
+        parts = [replies[i : i + size] for i in range(0, len(replies), size)]
+        for valid in _pool().map(self._valid, parts):
+            self._ahead.update(valid)
+
+    def _valid(self, replies: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        """Return the replies whose signatures are valid."""
+        valid = []
+        for device, payload in replies:
+            try:
+                pair = decode_pair(payload)
+                if pair is not None:
+                    self._check(device, *pair)
+                    valid.append((device, payload))
+            except MessageError:
+                pass
+        return valid
 
     def _check(self, device: str, body: bytes, signature: bytes) -> None:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.hazmat.primitives.hashes import SHA256
-
-        key = self._keys.get(device)
-        if key is None:
+        keys = self._keys.get(device)
+        if keys is None:
             raise MessageError("no certificate of this device is known")
-        try:
-            key.verify(signature, _PURPOSE + body, ec.ECDSA(SHA256()))
-        except InvalidSignature:
-            raise MessageError(
-                "its signature is not of the device's certificate: somebody else sent "
-                "or changed it"
-            ) from None
+        for key in keys:
+            try:
+                key.verify(signature, _PURPOSE + body, self._algorithm)
+            except self._invalid:
+                continue
+            return
+        raise MessageError(
+            "its signature is not of the device's certificate: somebody else sent or "
+            "changed it"
+        )
+
+
+def _private_key(pem: bytes) -> Any:
+    """Return the key in a PEM file.
+
+    The reader of all formats imports SSH, RSA and more: a megabyte. So the format that
+    `fedbudget certs` writes is read here.
+
+    Raises:
+        ValueError, TypeError: It is not an unencrypted private key.
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    first, *lines = pem.strip().splitlines()
+    if first == b"-----BEGIN PRIVATE KEY-----":
+        der = binascii.a2b_base64(b"".join(lines[:-1]))
+        if der.startswith(_P256_PKCS8):
+            secret = der[len(_P256_PKCS8) :][:32]
+            return ec.derive_private_key(int.from_bytes(secret), ec.SECP256R1())
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    return load_pem_private_key(pem, None)
 
 
 def _declared_key(

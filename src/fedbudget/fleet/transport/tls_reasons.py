@@ -19,10 +19,14 @@ _ALERTS = (
 )
 # X509_V_ERR_* of a broker's certificate.
 _VERIFY = {
+    3: "crl.pem is of another authority than the broker's certificate: copy ca.pem and "
+    "crl.pem again",
     9: "the broker's certificate is not valid yet: check this machine's clock",
     10: "the broker's certificate has expired: renew it (fedbudget certs renew), or "
     "check this machine's clock",
-    12: "the list of revoked certificates has expired: copy a new crl.pem",
+    11: "the list of revoked certificates is not valid yet: check this machine's clock",
+    12: "the list of revoked certificates has expired: run fedbudget certs renew and "
+    "copy ca.pem and crl.pem, or check this machine's clock",
     18: "the broker's certificate is self-signed, not of this fleet",
     19: "the broker's certificate is of another authority than ca.pem",
     20: "the broker's certificate is of another authority than ca.pem",
