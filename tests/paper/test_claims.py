@@ -50,6 +50,8 @@ def made_up(
                     "repeat": repeat,
                     "test_accuracy": accuracy + noise,
                     "validation_accuracy": accuracy + noise,
+                    # The joint plan has the lowest loss, though not the accuracy.
+                    "test_loss": {"joint": 0.3, "grid-full": 0.4}.get(scheme, 0.5),
                     "tau": 1,
                     "rounds": 9,
                     "learning_rate": 4.0,
@@ -113,6 +115,9 @@ def test_regret_is_what_the_grid_has_more(tiny: Scale) -> None:
     assert by_planner["joint"].mean.mean == pytest.approx(1.0, abs=0.05)
     assert by_planner["bound"].worst == pytest.approx(11.0, abs=0.1)
     assert [each.reads for each in by_planner.values()] == [False, False, False, True]
+    case, budgets = tiny.cases[0].name, len(tiny.budgets)
+    assert by_planner["joint"].lower_losses == {case: budgets}
+    assert by_planner["bound"].lower_losses == {case: 0}
 
 
 @pytest.mark.parametrize(

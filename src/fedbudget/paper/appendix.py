@@ -125,15 +125,18 @@ def _signed_cell(differences: Array) -> Cell:
 def _regret_by_case(regrets: Sequence[Regret], scale: Scale) -> Iterator[Block]:
     yield Heading("Regret by case", level=3)
     yield Paragraph(
-        "Mean over the budgets, in points; the worst budget of the case in parentheses."
+        "Mean over the budgets, in points; the worst budget of the case in "
+        "parentheses; and at how many budgets the test loss is lower than the grid's."
     )
+    budgets = len(scale.budgets)
     yield Table(
         ["planner", *(case.name for case in scale.cases)],
         [
             [
                 f"`{each.planner}`",
                 *(
-                    f"{mean:.2f} ({each.worst_by_case[name]:.2f})"
+                    f"{mean:.2f} ({each.worst_by_case[name]:.2f}); "
+                    f"{each.lower_losses[name]} of {budgets}"
                     for name, mean in each.by_case.items()
                 ),
             ]

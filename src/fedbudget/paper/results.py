@@ -176,6 +176,7 @@ class Regret:
     where: str  # case and budget of the worst regret
     by_case: dict[str, float]
     worst_by_case: dict[str, float]
+    lower_losses: dict[str, int]  # budgets at which its test loss is below the grid's
     seconds: float  # mean time of one plan
     reads: bool  # whether the planner's choice depends on private rows
 
@@ -187,11 +188,21 @@ def regrets(runs: Runs, plans: Sequence[Row], scale: Scale) -> list[Regret]:
 
 def _regret(runs: Runs, plans: Sequence[Row], scale: Scale, planner: str) -> Regret:
     regret: dict[tuple[str, float, float], Array] = {}
+    lower_losses = {case.name: 0 for case in scale.cases}
     for case in scale.cases:
-        for epsilon, cost in scale.budgets:
-            best = runs.values(case.name, "grid-full", epsilon, cost)
-            planned = runs.values(case.name, planner, epsilon, cost)
-            regret[case.name, epsilon, cost] = 100 * paired(best, planned)
+        for budget in scale.budgets:
+            grid, planned = (
+                (case.name, "grid-full", *budget),
+                (case.name, planner, *budget),
+            )
+            regret[case.name, *budget] = 100 * paired(
+                runs.values(*grid), runs.values(*planned)
+            )
+            saved = paired(
+                runs.values(*grid, measure="test_loss"),
+                runs.values(*planned, measure="test_loss"),
+            )
+            lower_losses[case.name] += bool(saved.mean() > 0)
     worst = max(regret, key=lambda key: float(regret[key].mean()))
     means = {
         case.name: [v.mean() for key, v in regret.items() if key[0] == case.name]
@@ -206,6 +217,7 @@ def _regret(runs: Runs, plans: Sequence[Row], scale: Scale, planner: str) -> Reg
         where=f"{worst[0]}, eps = {worst[1]:g}, C = {worst[2]:g}",
         by_case={name: float(np.mean(each)) for name, each in means.items()},
         worst_by_case={name: float(np.max(each)) for name, each in means.items()},
+        lower_losses=lower_losses,
         seconds=float(np.mean(seconds)),
         reads=READS_PRIVATE_ROWS[planner],
     )
