@@ -60,7 +60,8 @@ def retained_orders(fleet: TrialFleet, *, seconds: float = 2.0) -> list[str]:
     identity = identity_of(fleet.certs, fleet.names[0])
     broker = BrokerAddress(host="localhost", port=fleet.port, identity=identity)
     fleet.devices[0].stop()  # its name is needed
-    names, orders = topics.device_reads(fleet.names[0]), set()
+    names: tuple[str, ...] = tuple(topics.device_reads(fleet.names[0]))
+    orders: set[str] = set()
     # First end the session of the device, with the messages that wait for it.
     for topics_read in ((), names):
         with Connection(

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -132,6 +133,27 @@ def test_a_handshake_that_the_broker_does_not_finish_leaves_no_socket_open(
     finally:
         os.kill(embedded.pid, signal.SIGCONT)
         gc.collect()
+
+
+def test_the_sockets_of_a_connection_do_not_wait_for_the_garbage_collector() -> None:
+    # It may collect a socket before the client that closes it, and warn of that.
+    held = HeldPort()
+
+    def connect() -> "weakref.ref[Client]":
+        connection = Connection(
+            BrokerAddress(port=held.number),
+            name="device-6",
+            topics=(),
+            on_connect=lambda: connection.publish("a", b""),  # as a device's
+        )
+        with connection:
+            return weakref.ref(connection._client)
+
+    gc.disable()
+    try:
+        assert connect()() is None
+    finally:
+        gc.enable()
 
 
 def test_messages_of_an_earlier_connection_are_not_acknowledged(

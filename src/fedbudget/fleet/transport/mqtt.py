@@ -134,6 +134,7 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._on_connect = None  # it may refer to this connection: see stop
 
     @property
     def connected(self) -> bool:
