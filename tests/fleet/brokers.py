@@ -38,6 +38,12 @@ class BrokerProcess:
         wait_until(lambda: listens(self.port), "the broker", child=self._child)
         return self
 
+    @property
+    def pid(self) -> int:
+        """The process identifier, once it was started."""
+        assert self._child.pid is not None
+        return self._child.pid
+
     def kill(self) -> None:
         """Kill it without warning, like a power failure."""
         self._child.kill()

@@ -24,7 +24,7 @@ from tests.fleet.mqtt_fleet import MqttFleet
 from tests.fleet.relay import Relay
 
 NUM_DEVICES = 4
-_DEADLINE = 60.0  # seconds for a round; no fault here should ever cost that much
+_DEADLINE = 300.0  # seconds for a round; all devices answer long before
 
 
 @dataclass
@@ -52,7 +52,12 @@ class FaultyFleet(MqttFleet):
             return replies if habit is None else habit(replies)
 
         device.handle = misbehave  # type: ignore[method-assign]
-        super().serve(device, policy)
+        try:
+            super().serve(device, policy)
+        finally:
+            # Else a circle of references leaves the fleet, with the sockets of its
+            # clients, to the garbage collector, which may warn of them in any test.
+            del device.handle
 
     def address(self, name: str, direct: BrokerAddress) -> BrokerAddress:
         return BrokerAddress(port=self._relay(name).port, identity=direct.identity)

@@ -55,7 +55,7 @@ class Relay:
 
         New connections work.
         """
-        for link in self._links:
+        for link in list(self._links):  # threads remove some meanwhile
             link.frozen = True
 
     def cut(self) -> None:
@@ -66,7 +66,7 @@ class Relay:
     def heal(self) -> None:
         """Cut no more connections."""
         self._rng = None
-        for link in self._links:
+        for link in list(self._links):
             link.bytes_left = None
 
     def _accept(self) -> None:
@@ -83,8 +83,9 @@ class Relay:
             for end in (client, broker):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link = _Link(client, broker)
-            if self._rng is not None:
-                link.bytes_left = int(self._rng.expovariate(1 / self._mean_bytes))
+            rng = self._rng  # another thread may take it away
+            if rng is not None:
+                link.bytes_left = int(rng.expovariate(1 / self._mean_bytes))
             self._links.append(link)
             threading.Thread(target=self._pass_on, args=(link,), daemon=True).start()
 

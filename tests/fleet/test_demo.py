@@ -1,5 +1,7 @@
 """The demo fails with one line as soon as one of its processes has ended."""
 
+import socket
+import threading
 import tomllib
 from contextlib import ExitStack
 from dataclasses import replace
@@ -36,6 +38,27 @@ def test_a_device_that_ends_ends_the_demonstration(tmp_path: Path) -> None:
             fleet.wait(lambda status: None)
     assert fleet.server.code is not None  # nothing is left running
     assert fleet.broker.code is not None
+
+
+def test_a_coordinator_that_ends_in_the_middle_of_its_status_has_none(
+    tmp_path: Path,
+) -> None:
+    fleet = TrialFleet(tmp_path, rows_of([30, 30]), TERMS)
+    listener = socket.create_server(("127.0.0.1", fleet.status_port))
+
+    def answer_half() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(
+                b'HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n{"devices"'
+            )
+
+    server = threading.Thread(target=answer_half)
+    server.start()
+    with listener:
+        assert fleet.status() == {}
+        server.join()
 
 
 def test_the_demo_prefers_mosquitto_where_it_is_installed(

@@ -11,8 +11,6 @@ from tests.fleet.brokers import BrokerProcess
 from tests.fleet.fault_table import FAULTS, run_fault
 
 
-# paho leaves a socket that is cut during its handshake to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "name", ["one reply lost", "device half-open", "connections cut at random"]
 )

@@ -1,14 +1,27 @@
 """Real processes, killed at random: a short campaign; the long one is a benchmark."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fedbudget.data import Dataset
 from fedbudget.fleet.demo import Terms
 from tests.contract_devices import rows_of
 from tests.fleet.brokers import FLEETS
 from tests.fleet.conftest import need_broker
 from tests.fleet.faults import Report, campaign, judge_accuracy
+
+
+def judged_on_all_rows(sizes: Sequence[int]) -> Dataset:
+    """Return rows whose accuracy is that of all of them.
+
+    Of the few test rows, undisturbed runs get the same ones right. Their spread is then
+    0, and noise that moves a single row looks like damage.
+    """
+    data = rows_of(sizes)
+    return replace(data, test=data.train)
 
 
 @pytest.mark.parametrize("broker", sorted(FLEETS))
@@ -19,7 +32,7 @@ def test_ten_kills_leave_ledgers_and_model_whole(tmp_path: Path, broker: str) ->
         broker=broker,
         injections=10,
         terms=Terms(epsilon=8, cost=200, communication=4, computation=1),
-        data=rows_of([300, 300, 300]),
+        data=judged_on_all_rows([300, 300, 300]),
         seed=7,
         most_seconds=900,
     )
@@ -43,7 +56,7 @@ def test_kills_during_secure_sums_reveal_nothing_twice(tmp_path: Path) -> None:
             trust="sum",
             least_answers=4,
         ),
-        data=rows_of([300] * 5),
+        data=judged_on_all_rows([300] * 5),
         seed=11,
         most_seconds=900,
     )

@@ -26,16 +26,18 @@ OTHER = (
 
 
 @pytest.mark.parametrize(
-    ("change", "coordinator_says", "device_says"),
+    ("change", "wait", "coordinator_says", "device_says"),
     [
         (
             "WIRE = 3",
+            300,  # seconds at most: it ends when both devices have declared themselves
             f"is left out: its release {V}, wire 2, does not read the orders of the "
             f"coordinator's release {V}, wire 3: install the same release",
             f"the coordinator leaves this device out: its release {V}, wire 2",
         ),
         (
             "VERSION = 2",
+            20,  # seconds, always: no declaration can be read
             "dropped: version 1 is not supported, only 2",
             "a notice is ignored: version 2 is not supported, only 1",
         ),
@@ -47,6 +49,7 @@ def test_a_newer_coordinator(
     certs: Path,
     tmp_path: Path,
     change: str,
+    wait: int,
     coordinator_says: str,
     device_says: str,
 ) -> None:
@@ -68,9 +71,12 @@ def test_a_newer_coordinator(
                 child=device,
             )
         command = [sys.executable, "-c", OTHER.format(change)]
-        server = ("server", str(tmp_path / "out"), "--devices", "2", "--wait", "20")
+        server = ("server", str(tmp_path / "out"), "--devices", "2")
         done = subprocess.run(
-            [*command, *server, "--certs", str(certs), "--port", str(embedded.port)],
+            [
+                *(*command, *server, "--wait", str(wait)),
+                *("--certs", str(certs), "--port", str(embedded.port)),
+            ],
             capture_output=True,
             text=True,
             check=False,

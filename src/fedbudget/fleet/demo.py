@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,7 @@ class TrialFleet:
             with _opener.open(self.status_url, timeout=5) as response:
                 status: dict[str, Any] = json.load(response)
                 return status
-        except OSError:
+        except (OSError, HTTPException):  # also if it ends in the middle of an answer
             return {}
 
     def wait(self, on_status: Callable[[dict[str, Any]], None]) -> None:

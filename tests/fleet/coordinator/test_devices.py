@@ -544,7 +544,14 @@ def test_the_loop_ends_when_all_refuse(site: Site) -> None:
 def test_no_repeated_order_waits_for_an_offline_device(site: Site) -> None:
     """It would pay for it after this coordinator's death; the retained one is gone."""
     silent: Script = lambda order: []  # noqa: E731
-    devices, connection = site.start({"c": silent, "d": silent}, deadline=2.0)
+
+    def asked_again(order: RoundOrder) -> list[Any]:
+        if connection.repeats.count("d") == 2:  # long enough, also for the other one
+            devices.deadline = 0.1
+        return []
+
+    scripts: dict[str, Script] = {"c": silent, "d": asked_again}
+    devices, connection = site.start(scripts, deadline=600.0)
     connection.inbox.put(
         Message(topic=topics.status("c"), payload=topics.OFFLINE, receiver="x")
     )

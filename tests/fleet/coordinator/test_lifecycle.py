@@ -1,6 +1,8 @@
 """The life of a run, with real processes over real brokers: its end leaves no order."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -50,19 +52,24 @@ def fleet(
         yield fleet
 
 
-def retained_orders(fleet: TrialFleet) -> list[str]:
-    """Return the topics of orders that the broker has for new subscribers."""
+def retained_orders(fleet: TrialFleet, *, seconds: float = 2.0) -> list[str]:
+    """Return the topics of orders that the broker has for new subscribers.
+
+    Messages are received until none comes for some seconds, or an order has come.
+    """
     identity = identity_of(fleet.certs, fleet.names[0])
     broker = BrokerAddress(host="localhost", port=fleet.port, identity=identity)
     fleet.devices[0].stop()  # its name is needed
-    names, orders = topics.device_reads(fleet.names[0]), set()
+    names: tuple[str, ...] = tuple(topics.device_reads(fleet.names[0]))
+    orders: set[str] = set()
     # First end the session of the device, with the messages that wait for it.
     for topics_read in ((), names):
         with Connection(
             broker, name=fleet.names[0], topics=topics_read, keeps_session=False
         ) as reader:
             assert reader.wait_connected(60) and reader.flush(60)
-            while (message := reader.receive(2.0)) is not None:
+            wait = seconds if topics_read else 2.0
+            while not orders and (message := reader.receive(wait)) is not None:
                 if message.payload and topics.content(message.topic) == "order":
                     orders.add(message.topic)
     return sorted(orders)
@@ -98,7 +105,7 @@ def test_a_cancelled_run_is_over_for_ever(
     wait_for_round(fleet)
     is_shown = lambda: "demo: running" in command(fleet, capsys, "show").words  # noqa: E731
     wait_until(is_shown, "the status file", child=fleet.server)
-    assert retained_orders(fleet) != []
+    assert retained_orders(fleet, seconds=60) != []
     fleet.devices[0].start()
     before = charges(fleet)
     certs = ("--certs", str(fleet.certs), "--port", str(fleet.port))
@@ -138,8 +145,9 @@ def test_a_killed_coordinator_leaves_no_order(
 
 def test_a_stopped_coordinator_withdraws_its_order(fleet: TrialFleet) -> None:
     wait_for_round(fleet)
-    fleet.server.stop()  # SIGTERM, as a service
-    assert fleet.server.code == 130
+    assert fleet.server.pid is not None
+    os.kill(fleet.server.pid, signal.SIGTERM)  # as a service is stopped
+    assert fleet.server.wait(300) == 130
     assert read_summary(fleet.folder / "out").state == State.STOPPED
     assert retained_orders(fleet) == []
 

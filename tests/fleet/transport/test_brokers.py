@@ -10,6 +10,7 @@ import pytest
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
+from fedbudget.fleet.transport import mqtt
 from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.certificates import (
     COORDINATOR,
@@ -23,6 +24,12 @@ from tests.fleet.brokers import BrokerProcess
 
 RUN = bytes(16)
 END = b"end"  # arrives last: what has not arrived before it was not delivered
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no broker take a client for dead whose machine is busy for some seconds."""
+    monkeypatch.setattr(mqtt, "_KEEP_ALIVE", 60)
 
 
 @contextmanager
@@ -196,8 +203,6 @@ def test_clients_reconnect_to_a_broker_that_was_killed(broker: BrokerProcess) ->
         assert payloads(received(device, 1)) == [b"while it was away"]
 
 
-# paho leaves the socket of a refused handshake to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_broker_without_our_certificate_is_refused(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:

@@ -1,6 +1,11 @@
 """Connections: the nodes of a cluster, and which messages are received."""
 
+import gc
+import os
+import signal
 import threading
+import weakref
+from typing import Any
 
 import pytest
 from paho.mqtt.client import Client
@@ -14,6 +19,8 @@ from fedbudget.fleet.wire import topics
 from tests.fleet.brokers import BrokerProcess
 from tests.fleet.relay import Relay
 
+LIMIT = 60.0  # seconds for what must happen; generous, for busy machines
+
 
 def test_if_one_node_is_gone_the_next_is_tried(embedded: BrokerProcess) -> None:
     gone = HeldPort()
@@ -22,7 +29,7 @@ def test_if_one_node_is_gone_the_next_is_tried(embedded: BrokerProcess) -> None:
         identity=identity_of(embedded.certs, "device-0"),
     )
     with Connection(address, name="device-0", topics=()) as connection:
-        assert connection.wait_connected(20)
+        assert connection.wait_connected(LIMIT)
 
 
 def test_a_connection_that_passes_nothing_on_is_replaced(broker: BrokerProcess) -> None:
@@ -39,8 +46,8 @@ def test_a_connection_that_passes_nothing_on_is_replaced(broker: BrokerProcess) 
         Connection(address, name="device-1", topics=reads) as device,
         Connection(direct, name=COORDINATOR, topics=()) as server,
     ):
-        assert device.wait_connected(20) and device.flush(20)
-        assert server.wait_connected(20)
+        assert device.wait_connected(LIMIT) and device.flush(LIMIT)
+        assert server.wait_connected(LIMIT)
         relay.freeze()
         server.publish(topics.offer("device-1"), b"offer")
         # Some 9 seconds; 80 with a keep-alive of half a minute.
@@ -63,9 +70,90 @@ def test_a_connection_can_be_replaced_at_once(broker: BrokerProcess) -> None:
     )
     with Connection(address, name="device-2", topics=(), on_connect=count) as device:
         device.reconnect()  # there is none yet
-        assert device.wait_connected(20)
+        assert device.wait_connected(LIMIT)
         device.reconnect()
-        assert again.wait(60)
+        assert again.wait(LIMIT)
+
+
+def test_a_client_that_is_stopped_while_it_connects_is_not_reported_as_dead(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connecting, stopping = threading.Event(), threading.Event()
+    create_socket, disconnect = Client._create_socket, Client.disconnect
+
+    def create_late(self: Client) -> Any:
+        if self._client_id == b"device-4" and not connecting.is_set():
+            connecting.set()
+            assert stopping.wait(LIMIT)
+        return create_socket(self)
+
+    def note(self: Client, *details: Any) -> Any:
+        code = disconnect(self, *details)
+        stopping.set()
+        return code
+
+    monkeypatch.setattr(Client, "_create_socket", create_late)
+    monkeypatch.setattr(Client, "disconnect", note)
+    status, end = topics.status("device-4"), b"end"
+    addresses = [
+        BrokerAddress(port=broker.port, identity=identity_of(broker.certs, name))
+        for name in (COORDINATOR, "device-4")
+    ]
+    with Connection(addresses[0], name=COORDINATOR, topics=(status,)) as server:
+        assert server.wait_connected(LIMIT) and server.flush(LIMIT)
+        device = Connection(
+            addresses[1], name="device-4", topics=(), will=(status, topics.OFFLINE)
+        ).start()
+        assert connecting.wait(LIMIT)
+        device.stop()
+        del device
+        gc.collect()  # a socket that is still open is closed now
+        with Connection(addresses[1], name="device-4", topics=()) as again:
+            again.publish(status, end)
+            received = server.receive(LIMIT)
+            assert received is not None and received.payload == end
+
+
+def test_a_handshake_that_the_broker_does_not_finish_leaves_no_socket_open(
+    embedded: BrokerProcess,
+) -> None:
+    # Python warns of a socket that is left open, and a warning is an error here.
+    address = BrokerAddress(
+        port=embedded.port, identity=identity_of(embedded.certs, "device-5")
+    )
+    os.kill(embedded.pid, signal.SIGSTOP)
+    try:
+        connection = Connection(address, name="device-5", topics=())
+        connection._client.connect_timeout = 0.2
+        with connection:
+            assert not connection.wait_tried(LIMIT)
+            assert "does not answer" in connection.problem
+            os.kill(embedded.pid, signal.SIGCONT)
+            assert connection.wait_connected(LIMIT), connection.problem
+    finally:
+        os.kill(embedded.pid, signal.SIGCONT)
+        gc.collect()
+
+
+def test_the_sockets_of_a_connection_do_not_wait_for_the_garbage_collector() -> None:
+    # It may collect a socket before the client that closes it, and warn of that.
+    held = HeldPort()
+
+    def connect() -> "weakref.ref[Client]":
+        connection = Connection(
+            BrokerAddress(port=held.number),
+            name="device-6",
+            topics=(),
+            on_connect=lambda: connection.publish("a", b""),  # as a device's
+        )
+        with connection:
+            return weakref.ref(connection._client)
+
+    gc.disable()
+    try:
+        assert connect()() is None
+    finally:
+        gc.enable()
 
 
 def test_messages_of_an_earlier_connection_are_not_acknowledged(
@@ -87,18 +175,18 @@ def test_messages_of_an_earlier_connection_are_not_acknowledged(
     with Connection(
         address, name=COORDINATOR, topics=(status,), on_connect=connected.release
     ) as server:
-        assert connected.acquire(timeout=60) and server.wait_connected(60)
+        assert connected.acquire(timeout=LIMIT) and server.wait_connected(LIMIT)
         server.publish(status, b"online")
-        first = server.receive(60)
+        first = server.receive(LIMIT)
         assert first is not None
         server.acknowledge(first)
         assert len(acknowledged) == 1
         server.reconnect()
-        again = server.receive(60)  # it is delivered again: the broker heard nothing
+        again = server.receive(LIMIT)  # it is delivered again: the broker heard nothing
         assert again is not None and again.payload == b"online"
         server.acknowledge(first)
         assert len(acknowledged) == 1
-        server.wait_connected(60)
+        server.wait_connected(LIMIT)
         server.acknowledge(again)
         assert len(acknowledged) == 2
 

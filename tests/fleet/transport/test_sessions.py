@@ -246,7 +246,8 @@ def test_a_client_that_is_silent_beyond_its_keep_alive_is_reported(
 ) -> None:
     with (
         connected(broker, COORDINATOR, topics.status("device-7")) as server,
-        connected(broker, "device-7", will=b"dead", keep_alive=1) as device,
+        # Not less: so long must a busy broker take for no step of a connection.
+        connected(broker, "device-7", will=b"dead", keep_alive=4) as device,
     ):
         device.fall_silent()
         assert server.next() == b"dead"

@@ -108,20 +108,33 @@ class Connection:
 
     def stop(self) -> None:
         """Disconnect; the broker keeps the session and does not send the will."""
+        client, failures = self._client, self._failures
+        # A broker that has not answered a new connection yet may find it closed before
+        # it reads that this is meant, and send the will.
+        if client.socket() is not None:
+            with self._state:
+                self._state.wait_for(
+                    lambda: self._connected or self._failures > failures, _FLUSH
+                )
         self._stopping = True
-        client = self._client
         client.disconnect()
         client.loop_stop()
-        # The client closes its last sockets when nothing refers to it.
         client.on_connect = client.on_connect_fail = client.on_disconnect = None
         client.on_message = client.on_publish = client.on_subscribe = None
         client.on_socket_open = None
+        end = time.monotonic() + _FLUSH
+        while client.socket() is not None:  # it has connected since
+            if client.is_connected() or time.monotonic() > end or client.loop(0.1):
+                client.disconnect()
+                break
+        # The client closes its last sockets when nothing refers to it.
 
     def __enter__(self) -> "Connection":
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._on_connect = None  # it may refer to this connection: see stop
 
     @property
     def connected(self) -> bool:

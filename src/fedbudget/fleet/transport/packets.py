@@ -96,6 +96,16 @@ class PacketSocket(ssl.SSLSocket):
         self.waiting = deque()
         return self
 
+    def do_handshake(self, block: bool = False) -> None:
+        """Begin TLS; if that fails, close the socket, which paho would leave open."""
+        try:
+            super().do_handshake(block)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise  # it is not over
+        except OSError:
+            self.close()
+            raise
+
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         """Return bytes of one packet, once all of it has arrived; none at the end."""
         if not self._left:
