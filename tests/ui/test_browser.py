@@ -1,9 +1,14 @@
 """The page in a real browser."""
 
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +91,20 @@ def card(page: "Page", name: str) -> "Locator":
     return card.get_by_test_id("stMetricValue")
 
 
+def process_of_run(folder: Path) -> int:
+    """Wait until the run has recorded a round; return the number of its process."""
+    end = time.monotonic() + 2 * SLOW / 1000
+    while time.monotonic() < end:
+        with suppress(OSError):
+            if b"\n" in (folder / "rounds.jsonl").read_bytes():
+                break
+        time.sleep(0.01)
+    command = ("ps", "-A", "-ww", "-o", "pid=,args=")
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (line,) = (one for one in listed.split("\n") if f"--out {folder}" in one)
+    return int(line.split()[0])
+
+
 def new_text(shown: "Locator", old: str) -> str:
     """Wait until the text changes; return it."""
     from playwright.sync_api import expect
@@ -157,8 +176,12 @@ def test_a_run_is_started_watched_stopped_and_resumed(
     fill(page, "Seed", "7")
     fill(page, "Name", "mine")
     page.get_by_role("button", name="Start").click()
+    # It pauses after its first rounds: a fast machine ends a run before it is shown.
+    run = process_of_run(folder / "runs" / "mine")
+    os.kill(run, signal.SIGSTOP)
     page.get_by_text(re.compile(r"round [1-9]\d* of \d{3,}")).wait_for(timeout=2 * SLOW)
     page.get_by_role("button", name="Stop").click(timeout=SLOW)
+    os.kill(run, signal.SIGCONT)
     resume = page.get_by_role("button", name="Resume")
     resume.wait_for(timeout=SLOW)
     page.get_by_text("mine: stopped").wait_for(timeout=SLOW)

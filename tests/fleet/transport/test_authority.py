@@ -309,6 +309,17 @@ def test_all_certificates_of_a_name_are_revoked(tmp_path: Path) -> None:
     assert len(list(crl)) == 4
 
 
+def test_of_two_lists_of_one_second_the_later_one_counts(tmp_path: Path) -> None:
+    """A client has loaded both, and compares their times, in whole seconds."""
+    keys = tmp_path / "keys"
+    make_certificates(keys, ["oven", "lamp", "pump"])
+    times = []
+    for name in ("oven", "lamp", "pump"):
+        crl = x509.load_pem_x509_crl(revoke(keys, name).read_bytes())
+        times.append(crl.last_update_utc)
+    assert times[0] < times[1] < times[2]
+
+
 def test_a_connection_reads_renewed_files(tmp_path: Path) -> None:
     """Its own certificate, the authority's, and the list of revoked ones."""
     keys = tmp_path / "keys"

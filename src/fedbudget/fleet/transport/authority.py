@@ -68,8 +68,7 @@ def write_crl(
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(certificate.subject)
-        # The newer one of two lists counts; a machine with a slow clock must take it.
-        .last_update(datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1))
+        .last_update(_list_time(root))
         .next_update(certificate.not_valid_after_utc)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), False
@@ -82,14 +81,33 @@ def write_crl(
     return root / "crl.pem"
 
 
+def _list_time(root: Path) -> datetime.datetime:
+    """Return the time of a new list: later than that of the present one.
+
+    The later one of two lists counts, in whole seconds. A machine with a slow clock
+    must take it, too.
+    """
+    time = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    present = _crl(root)
+    if present is None:
+        return time
+    return max(time, present.last_update_utc + datetime.timedelta(seconds=1))
+
+
 def _revoked(root: Path) -> "list[x509.RevokedCertificate]":
+    present = _crl(root)
+    return [] if present is None else list(present)
+
+
+def _crl(root: Path) -> "x509.CertificateRevocationList | None":
+    """Return the present list; none in folders of earlier releases."""
     from cryptography import x509
 
     path = root / "crl.pem"
-    if not path.exists():  # of an earlier release
-        return []
+    if not path.exists():
+        return None
     try:
-        return list(x509.load_pem_x509_crl(path.read_bytes()))
+        return x509.load_pem_x509_crl(path.read_bytes())
     except ValueError as error:
         raise InvalidInputError(f"{path} is not a CRL ({error}): restore it") from None
 
