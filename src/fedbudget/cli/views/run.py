@@ -161,18 +161,18 @@ def _outcome(budget: Budget, run: Run, record: str | None) -> Iterator[tuple[str
 
 
 def _show_measured(console: Console, measured: Mapping[str, float], unit: str) -> None:
-    """Show one line per model and part of the rows."""
-    table = new_table("model", "rows", "loss", "accuracy", right=True)
-    if "personal_test_loss" not in measured:
-        table = new_table("rows", "loss", "accuracy", right=True)
+    """Show one line per model and part of the rows; numbers have no accuracy."""
+    several = "personal_test_loss" in measured
+    classes = any(name.endswith("accuracy") for name in measured)
+    metrics = ("loss", "accuracy") if classes else ("loss",)
+    models = ("model",) if several else ()
+    table = new_table(*models, "rows", *metrics, right=True)
     for model, prefix in _MODELS.items():
         for part, words in _PARTS.items():
             if f"{prefix}{part}_loss" in measured:
-                accuracy = measured.get(f"{prefix}{part}_accuracy")
-                cell = "" if accuracy is None else number_text(accuracy)
-                names = (model, words) if "personal_test_loss" in measured else (words,)
-                loss = number_text(measured[f"{prefix}{part}_loss"])
-                table.add_row(*names, loss, cell)
+                figures = (measured.get(f"{prefix}{part}_{name}") for name in metrics)
+                cells = ("" if n is None else number_text(n) for n in figures)
+                table.add_row(*((model,) if several else ()), words, *cells)
     show_table(console, table)
     _show_details(console, measured, unit)
     _explain(console, measured, "")
