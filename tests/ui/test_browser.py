@@ -220,7 +220,7 @@ def test_enter_starts_nothing_and_budgets_are_handed_over(
     assert float(epsilon.input_value()) == 2.8
     server = page.get_by_role("combobox", name="The server sees")
     assert server.input_value() == "sum"
-    box = page.get_by_role("checkbox", name="Replace its budgets and prices")
+    box = page.get_by_role("checkbox", name="Replace its epsilon, cost")
     assert box.is_checked()  # or the file's budgets would be used
     table = page.get_by_label("Table or fedbudget.toml", exact=True)
     assert table.input_value() == "fedbudget.toml"

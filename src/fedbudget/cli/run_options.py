@@ -1,14 +1,16 @@
 """The options of `fedbudget train` about the run, and which of them go together."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedbudget.checks import one_of
-from fedbudget.cli.options import parse_number
 from fedbudget.cli.sources import NAMES
 from fedbudget.data.row_weights import balanced_threshold
 from fedbudget.errors import InvalidInputError
 from fedbudget.simulation.queries import Query
+
+_THRESHOLDS = ("shares", "measure")  # beside a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,7 @@ class RunOptions:
                 "and --out FOLDER, too",
                 argument="keep",
             )
+        self._check_threshold()
         if self.measure_dissimilarity and self.threshold == "measure":
             raise InvalidInputError(
                 "--dissimilarity measure and --threshold measure: measure one, and "
@@ -57,6 +60,19 @@ class RunOptions:
         if self.release:
             self._check_folder()
             self._check_release()
+
+    def _check_threshold(self) -> None:
+        """Refuse a threshold that is none, before any row is read."""
+        if self.threshold in (None, *_THRESHOLDS):
+            return
+        with suppress(ValueError):
+            if 0 < float(str(self.threshold)) < 1:
+                return
+        raise InvalidInputError(
+            f"--threshold {self.threshold!r} is none: give a number above 0 and below "
+            f"1, or one of {', '.join(_THRESHOLDS)}",
+            argument="threshold",
+        )
 
     def _check_scale(self, scale: str, data: str | None) -> None:
         """Refuse what private bounds do not go with."""
@@ -83,9 +99,9 @@ class RunOptions:
             )
         if self.query is not None and Path(self.out).exists():
             raise InvalidInputError(
-                f"'measure' would spend privacy again, and {self.out!r} exists: a "
-                "release that measured cannot be resumed; name a new folder, or state "
-                "what it measures"
+                f"--out {self.out!r} exists, and --scale private, --dissimilarity "
+                "measure and --threshold measure would spend privacy again: a release "
+                "that measured cannot be resumed; name a new folder"
             )
 
     def _check_release(self) -> None:
@@ -107,7 +123,7 @@ class RunOptions:
         if self.threshold in (None, "measure"):
             return None
         if self.threshold != "shares":
-            return parse_number(str(self.threshold))
+            return float(str(self.threshold))
         if self.class_shares is None or classes is None:
             raise InvalidInputError(
                 "--threshold shares needs --class-shares: give publicly known shares, "

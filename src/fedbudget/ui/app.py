@@ -24,6 +24,8 @@ _SETTINGS = {
     "client.toolbarMode": "minimal",
     "client.showErrorDetails": "type",
     "logger.level": "warning",
+    # Fields keep their values while another page is shown: explore_page.keep_fields.
+    "global.disableWidgetStateDuplicationWarning": "true",
     "logger.hideWelcomeMessage": "true",  # hides the offers on the page, too
     "theme.light.primaryColor": "#0b6e75",
     "theme.dark.primaryColor": "#1a8a93",

@@ -272,9 +272,10 @@ def _table_fields(handed: Mapping[str, Any]) -> tuple[dict[str, str], bool]:
             "fedbudget.toml also sets budgets and prices."
         )
         replace_budgets = st.checkbox(
-            "Replace its budgets and prices by those below",
+            "Replace its epsilon, cost, trust, unit and prices",
             value=bool(table),
-            help="Of the fields below, only the seed is used otherwise.",
+            help="By the fields below, of which only the seed is used otherwise. All "
+            "else in the file stays, also what it states for single devices.",
         )
         columns = {
             "--label": st.text_input(

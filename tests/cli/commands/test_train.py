@@ -380,8 +380,9 @@ def test_thresholds_and_class_weights(
     assert_one_line(result, code=2, says=("needs --class-shares",))
     result = run(capsys, "train", *table, "--class-weight", "balanced")
     assert_one_line(result, code=2, says=("publicly known class shares",))
-    result = run(capsys, "train", *table, "--threshold", "2")
-    assert_one_line(result, code=2, says=("threshold", "2"))
+    for wrong in ("2", "half"):
+        result = run(capsys, "train", *table, "--threshold", wrong)
+        assert_one_line(result, code=2, says=("--threshold", wrong, "shares"))
     both = ("--threshold", "measure", "--dissimilarity", "measure")
     assert_one_line(run(capsys, "train", *table, *both), code=2, says=("measure one",))
 
