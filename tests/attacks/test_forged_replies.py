@@ -102,6 +102,20 @@ def test_a_reply_that_nobody_or_somebody_else_signed_is_dropped(certs: Path) -> 
         keys.open("a", signer(certs / "others", "a").sign(reply("a")))
 
 
+def test_a_revoked_key_signs_nothing_once_the_device_has_a_new_one(
+    tmp_path: Path,
+) -> None:
+    make_certificates(tmp_path, ["a"])
+    stolen = signer(tmp_path, "a")
+    keys = keys_of(tmp_path, declared(tmp_path, "a"))
+    revoke(tmp_path, "a")
+    make_certificates(tmp_path, ["a"])
+    keys.learn(declared(tmp_path, "a"))
+    assert keys.open("a", signer(tmp_path, "a").sign(reply("a"))) == reply("a")
+    with pytest.raises(MessageError, match="somebody else"):
+        keys.open("a", stolen.sign(reply("a")))
+
+
 def test_replies_that_are_checked_together_are_checked_each(certs: Path) -> None:
     ours = certs / "ours"
     keys = keys_of(ours, declared(ours, "a"), declared(ours, "b"))

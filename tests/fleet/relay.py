@@ -4,6 +4,7 @@ import random
 import select
 import socket
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -31,11 +32,18 @@ class Relay:
         port: Of the broker.
         rng: If given, it cuts every connection after a random number of bytes.
         mean_bytes: Of these numbers.
+        rate: Bytes per second to the client; None: as fast as it can.
     """
 
     def __init__(
-        self, port: int, *, rng: random.Random | None = None, mean_bytes: int = 20_000
+        self,
+        port: int,
+        *,
+        rng: random.Random | None = None,
+        mean_bytes: int = 20_000,
+        rate: float | None = None,
     ) -> None:
+        self._rate = rate
         self._target, self._rng, self._mean_bytes = port, rng, mean_bytes
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -113,6 +121,8 @@ class Relay:
         else:
             self.received += len(data)
         target.sendall(data)
+        if self._rate is not None and source is link.broker:
+            time.sleep(len(data) / self._rate)
         if link.bytes_left == 0:
             self.cuts += 1
             raise ConnectionError

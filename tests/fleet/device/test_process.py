@@ -6,14 +6,17 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedbudget.fleet.device.availability import Availability
 from fedbudget.fleet.device.policy import read_policy
-from fedbudget.fleet.device.process import Device
+from fedbudget.fleet.device.process import Device, serve
+from fedbudget.fleet.transport.address import BrokerAddress
 from fedbudget.fleet.transport.authority import renew
 from fedbudget.fleet.transport.certificates import (
     Identity,
@@ -28,6 +31,7 @@ from tests.cli.running import assert_one_line, run
 from tests.fleet.devices import SIGNER, write_device
 from tests.fleet.examples import RUN, offer, order
 
+PAUSED = Availability(pause_file=Path(__file__))  # there is such a file
 FEDBUDGET = [sys.executable, "-m", "fedbudget"]
 
 
@@ -45,6 +49,40 @@ def test_it_publishes_its_declaration_and_status(device: Device) -> None:
     assert online == ("fedbudget/1/status/sensor-1", b"online", True)
     assert device.will == ("fedbudget/1/status/sensor-1", b"offline")
     assert device.topics == ("fedbudget/1/offer/sensor-1/#", "fedbudget/1/order/#")
+
+
+def test_a_pause_that_ends_while_it_works_leaves_it_online(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It connected in the pause, as offline, and never waited for its end."""
+    stop, published = threading.Event(), []
+
+    class Link:  # a connection that was made in a pause
+        def __init__(self, *_: object, on_connect: Callable[[], None], **__: object):
+            self.on_connect = on_connect
+
+        def __enter__(self) -> "Link":
+            with monkeypatch.context() as during:
+                during.setattr(device, "availability", PAUSED)
+                self.on_connect()
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
+            published.append((topic, payload))
+
+        def receive(self, seconds: float) -> None:
+            stop.set()
+
+        def flush(self, seconds: float) -> None:
+            pass
+
+    monkeypatch.setattr("fedbudget.fleet.device.process.Connection", Link)
+    serve(device, BrokerAddress(), stop)
+    states = [payload for topic, payload in published if topic == device.will[0]]
+    assert states == [topics.OFFLINE, topics.ONLINE, topics.OFFLINE]
 
 
 def test_a_round_from_topic_to_topic(device: Device) -> None:

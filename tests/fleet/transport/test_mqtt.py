@@ -75,6 +75,69 @@ def test_a_connection_can_be_replaced_at_once(broker: BrokerProcess) -> None:
         assert again.wait(LIMIT)
 
 
+def test_messages_that_keep_arriving_keep_a_slow_connection_alive(
+    embedded: BrokerProcess,
+) -> None:
+    # 10 seconds of messages: the answer to a ping comes after those on their way.
+    relay = Relay(embedded.port, rate=400_000)
+    connections: list[None] = []
+    slow = BrokerAddress(
+        port=relay.port, identity=identity_of(embedded.certs, "device-4")
+    )
+    direct = BrokerAddress(
+        port=embedded.port, identity=identity_of(embedded.certs, COORDINATOR)
+    )
+    reads = topics.device_reads("device-4")
+    with (
+        Connection(
+            slow,
+            name="device-4",
+            topics=reads,
+            on_connect=lambda: connections.append(None),
+        ) as device,
+        Connection(direct, name=COORDINATOR, topics=()) as server,
+    ):
+        assert device.wait_connected(LIMIT) and device.flush(LIMIT)
+        assert server.wait_connected(LIMIT)
+        orders = {topics.order(number.to_bytes(16)) for number in range(45)}
+        for topic in orders:
+            server.publish(topic, bytes(90_000))
+        received: set[str] = set()
+        while received != orders:
+            message = device.receive(LIMIT)
+            assert message is not None
+            received.add(message.topic)
+            device.acknowledge(message)
+    assert connections == [None]
+    relay.close()
+
+
+def test_of_many_stored_orders_the_newest_is_carried_out(broker: BrokerProcess) -> None:
+    # More than a broker sends before some are acknowledged: 20, and mosquitto 100.
+    address = BrokerAddress(
+        port=broker.port, identity=identity_of(broker.certs, "device-5")
+    )
+    direct = BrokerAddress(
+        port=broker.port, identity=identity_of(broker.certs, COORDINATOR)
+    )
+    reads, order = topics.device_reads("device-5"), topics.order(bytes(16))
+    with Connection(address, name="device-5", topics=reads) as device:
+        assert device.wait_connected(LIMIT) and device.flush(LIMIT)
+    with Connection(direct, name=COORDINATOR, topics=()) as server:
+        assert server.wait_connected(LIMIT)
+        for number in range(1, 251):
+            server.publish(order, b"%d" % number, retain=True)
+        assert server.flush(LIMIT)
+        with Connection(
+            address, name="device-5", topics=reads, newest_only=True
+        ) as device:
+            received = device.receive(LIMIT)
+            assert received is not None and received.payload == b"250"
+            device.acknowledge(received)
+        server.withdraw(order)
+        assert server.flush(LIMIT)
+
+
 def test_a_client_that_is_stopped_while_it_connects_is_not_reported_as_dead(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

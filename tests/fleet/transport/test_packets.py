@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,38 @@ def link(
     near.setblocking(False)
     with near, ends[0] as far:
         yield near, far
+
+
+def test_a_packet_that_never_ends_ends_the_connection(
+    link: tuple[PacketSocket, ssl.SSLSocket],
+) -> None:
+    near, far = link
+    near.settimeout(LIMIT)
+    far.sendall(PINGRESP + b"\x32\xff\xff\xff\xff\x01")
+    assert near.recv(2) == PINGRESP
+    assert near.next_publish() is None and not near.is_empty
+    with pytest.raises(ConnectionError, match="four bytes"):
+        near.recv(1)
+
+
+def test_a_packet_that_no_fleet_has_is_not_gathered(
+    link: tuple[PacketSocket, ssl.SSLSocket],
+) -> None:
+    near, far = link
+    near.settimeout(LIMIT)
+    whole = packet(0x32, bytes(5 << 20))
+
+    def send() -> None:
+        with suppress(OSError):  # the other end closes in the middle
+            far.sendall(whole)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert near.next_publish() is None and not near.is_empty
+    with pytest.raises(ConnectionError, match="more than 4194304 bytes"):
+        near.recv(1)
+    near.shutdown(socket.SHUT_RDWR)
+    sender.join(LIMIT)
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 2_097_152])

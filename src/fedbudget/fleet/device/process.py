@@ -56,6 +56,7 @@ class Device:
             largest += MOST_PEERS * _PEER
         self._joiner = Joiner(max_bytes=largest, max_senders=_SENDERS)
         self.most_bytes = 2 * largest  # of a parcel: an offer and an order
+        self.is_offline = False  # for its coordinator, as last published
 
     def close(self) -> None:
         """Release the ledger."""
@@ -75,7 +76,8 @@ class Device:
         """Return the messages to publish at every connection."""
         self._read_certificate()
         # A paused device connects, too; for its coordinator it is offline.
-        state = topics.OFFLINE if self.availability.obstacle() else topics.ONLINE
+        self.is_offline = self.availability.obstacle() != ""
+        state = topics.OFFLINE if self.is_offline else topics.ONLINE
         return [
             Outgoing(topics.declare(self.name), self._declaration.to_bytes(), True),
             Outgoing(topics.status(self.name), state, True),
@@ -167,6 +169,8 @@ def serve(device: Device, broker: BrokerAddress, stop: threading.Event) -> None:
             if device.availability.obstacle():
                 _wait_available(device, publish, stop)
                 continue
+            if device.is_offline:  # it connected during a pause that has ended
+                publish(device.hello())
             message = connection.receive(1.0)
             if message is None:
                 waited += 1.0

@@ -16,6 +16,7 @@ import stat
 import struct
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -78,13 +79,14 @@ def serve_socket(device: SocketDevice, path: Path, stop: threading.Event) -> Non
 
 def _listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # The first name is short (an address has at most 108 bytes) and random: guards in
+    # containers may share a folder, and have one process number.
+    unready = path.with_name(f".{os.urandom(4).hex()}")
     try:
         if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
             raise FileExistsError(errno.EEXIST, "the file is no socket")
         # Where the socket's file is, it accepts: a client that waits for the file is
-        # not refused. The first name is short (an address has at most 108 bytes) and
-        # random: guards in containers may share a folder, and have one process number.
-        unready = path.with_name(f".{os.urandom(4).hex()}")
+        # not refused.
         listener.bind(str(unready))
         os.chmod(unready, _MODE)
         listener.listen(8)
@@ -92,6 +94,8 @@ def _listen(path: Path) -> socket.socket:
         unready.rename(path)
     except OSError as error:
         listener.close()
+        with suppress(OSError):
+            unready.unlink()
         raise InvalidInputError(
             f"socket.file {str(path)!r} cannot be used ({error}): choose a short path "
             "in a folder that the guard may write to"

@@ -72,6 +72,17 @@ class Identity:
         """Where a list of revoked certificates would be, beside the authority's."""
         return Path(self.ca).with_name("crl.pem")
 
+    def der(self) -> bytes:
+        """Return the certificate in DER.
+
+        Raises:
+            OSError, ValueError: It cannot be read, or is no certificate.
+        """
+        import ssl
+
+        pem = Path(self.certificate).read_text(encoding="ascii")
+        return ssl.PEM_cert_to_DER_cert(pem.strip())
+
     @property
     def name(self) -> str:
         """The common name in the certificate, which identifies its holder to brokers.
@@ -79,11 +90,8 @@ class Identity:
         Raises:
             InvalidInputError: It cannot be read.
         """
-        import ssl
-
         try:
-            pem = Path(self.certificate).read_text(encoding="ascii").strip()
-            der = ssl.PEM_cert_to_DER_cert(pem)
+            der = self.der()
         except (OSError, ValueError) as error:
             raise InvalidInputError(
                 f"certificate {str(self.certificate)!r} cannot be read ({error}): "

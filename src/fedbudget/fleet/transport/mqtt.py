@@ -45,7 +45,9 @@ _log = logging.getLogger(__name__)
 # after 1.5: a connection whose other end is gone costs less than ten seconds.
 _KEEP_ALIVE = 3
 _SHORT, _MOST_SHORT = 5.0, 3  # seconds; so many such connections in a row are odd
-_SETTLING = 0.3  # seconds in which a broker delivers the messages it has stored
+# Seconds in which a broker delivers the messages it has stored, or the next of them: it
+# sends so many, and more when these are acknowledged; and at most for all of them.
+_SETTLING, _MOST_SETTLING = 0.3, 10.0
 _FLUSH = 5.0  # seconds to send what is pending before a new connection
 _NUMBERS = 1 << 16  # of the messages of one connection
 _QOS = 1  # at least once: receivers recognise duplicates by their round
@@ -234,15 +236,22 @@ class Connection:
                 self._waiting[message.topic] = message
                 # Stored messages arrive in the first moments of a connection.
                 time.sleep(max(0.0, self._settled_at - time.monotonic()))
-            while not self.inbox.empty():
-                newer = self.inbox.get()
-                older = self._waiting.pop(newer.topic, None)
-                if older is not None:
-                    self.acknowledge(older)
-                self._waiting[newer.topic] = newer
         except Empty:
             return None
+        self._take_newer()
         return self._waiting.pop(next(iter(self._waiting)))
+
+    def _take_newer(self) -> None:
+        """Replace the messages that wait by newer ones on the same topic."""
+        end, seconds = time.monotonic() + _MOST_SETTLING, 0.0
+        with suppress(Empty):
+            while time.monotonic() < end:
+                newer = self.inbox.get(timeout=seconds)
+                older = self._waiting.pop(newer.topic, None)
+                self._waiting[newer.topic] = newer
+                if older is not None:
+                    self.acknowledge(older)
+                    seconds = _SETTLING  # where there is one, there may be another
 
     def acknowledge(self, *messages: Message) -> None:
         """Confirm messages to the broker: they are not delivered again."""
@@ -355,9 +364,8 @@ class Connection:
         identity = self.broker.identity
         assert identity is not None  # there is a context
         try:
-            pem = Path(identity.certificate).read_text().strip()
-            certificate, whose = ssl.PEM_cert_to_DER_cert(pem), "this certificate"
-            certified_key(certificate, self.name, Path(identity.ca), whose=whose)
+            ca, whose = Path(identity.ca), "this certificate"
+            certified_key(identity.der(), self.name, ca, whose=whose)
         except (InvalidInputError, OSError, ValueError) as error:
             return str(error)
         return ""

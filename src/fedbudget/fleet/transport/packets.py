@@ -9,6 +9,7 @@ handed on, and acknowledgements that wait are sent together. Everything else is 
 import ssl
 import struct
 import sys
+import time
 import urllib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from paho.mqtt.client import Client
 
 _READ = 1 << 16  # bytes that are read at once
-_AT_ONCE = 500  # messages, or other packets, that are handled before anything is sent
+_AT_ONCE = 500  # messages that are read before any of them is handed on
+_MOST_PACKETS = 500  # others that are handled before anything is sent
+_MOST_BYTES = 1 << 22  # of a packet that has not arrived whole; a fleet's have 2^17
 _MOST_HEAD = 5  # bytes before the body of a packet: its kind, and its length in 4
 _PUBLISH, _QOS_2 = 0x30, 0x04  # of a packet's first byte
 _PUBACK = b"\x40\x02"  # kind and length
@@ -40,6 +43,9 @@ class Publish(NamedTuple):
 def packet_at(data: bytes, start: int) -> tuple[int, int] | None:
     """Return where the body of a packet begins and ends; none if it is incomplete.
 
+    Raises:
+        ConnectionError: Its length has more bytes than the standard allows.
+
     >>> packet_at(bytes([0xD0, 0]), 0), packet_at(bytes([0x40, 2, 0]), 0)
     ((2, 2), None)
     """
@@ -51,6 +57,8 @@ def packet_at(data: bytes, start: int) -> tuple[int, int] | None:
             end = position + 1 + length
             return (position + 1, end) if end <= len(data) else None
         shift += 7
+    if shift == 7 * (_MOST_HEAD - 1):
+        raise ConnectionError("a packet's length has more than four bytes")
     return None
 
 
@@ -65,7 +73,7 @@ def publish_of(first: int, body: bytes) -> Publish | None:
     start = stop + (first & 2)  # QoS 1 has a number of two bytes here
     if len(body) < start:
         return None
-    # A topic that is not UTF-8 is none of a fleet's, and its reader drops the message.
+    # A topic that is not UTF-8 is none of a fleet's: who reads the message drops it.
     topic = body[2:stop].decode(errors="replace")
     number = int.from_bytes(body[stop:start])
     return Publish(topic, body[start:], (first & 2) >> 1, number)
@@ -85,6 +93,7 @@ class PacketSocket(ssl.SSLSocket):
 
     waiting: deque[bytes]  # acknowledgements, sent before the next packet
     is_empty = False  # nothing had arrived when a packet was wanted
+    has_heard = False  # bytes have arrived since this was reset
     _data, _position = b"", 0  # what has arrived, and how much of it was read
     _left = 0  # bytes of a packet that the client is in the middle of reading
     _unsent = b""  # acknowledgements that are being sent
@@ -147,6 +156,9 @@ class PacketSocket(ssl.SSLSocket):
                 raise
             if not more:
                 return None
+            self.has_heard = True
+            if len(self._data) - self._position > _MOST_BYTES:
+                raise ConnectionError(f"a packet has more than {_MOST_BYTES} bytes")
             self._data, self._position = self._data[self._position :] + more, 0
         return packet
 
@@ -219,10 +231,16 @@ def client_class() -> "type[Client]":
             link: object = self.socket()
             if not isinstance(link, PacketSocket):
                 return super().loop_read(max_packets)
-            for _ in range(_AT_ONCE):
+            for _ in range(_MOST_PACKETS):
                 # All are read before any is handed on: its receiver, another thread of
                 # Python, then finds all of them at once.
                 messages = list(islice(iter(link.next_publish, None), _AT_ONCE))
+                if link.has_heard:
+                    # Without this, only other packets would count for the keep-alive,
+                    # and the answer to a ping comes after all messages on their way.
+                    with self._msgtime_mutex:
+                        self._last_bytes_received = time.monotonic()
+                    link.has_heard = False
                 for message in messages:
                     if self.on_message is not None:  # none once it is stopped
                         self.on_message(self, None, message)  # type: ignore[arg-type]

@@ -12,6 +12,8 @@ import binascii
 import os
 import ssl
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,9 +66,7 @@ class ReplySigner:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.load_cert_chain(identity.certificate, identity.key)
             key = _private_key(Path(identity.key).read_bytes())
-            self.certificate = ssl.PEM_cert_to_DER_cert(
-                Path(identity.certificate).read_text().strip()
-            )
+            self.certificate = identity.der()
         except (OSError, ValueError, TypeError) as error:
             raise InvalidInputError(
                 f"certificate {identity.certificate} cannot be used ({error}): create "
@@ -95,13 +95,12 @@ class ReplyKeys:
     def __init__(
         self, declarations: Iterable[Declaration], authority: Path | None
     ) -> None:
-        # By device: a renewed certificate may have a new key, while replies under the
-        # old one are still on their way.
-        self._keys: dict[str, list[EllipticCurvePublicKey]] = {}
+        # By device and certificate, the newest first: a renewed one may have a new key,
+        # while replies under the old one are still on their way.
+        self._keys: dict[str, dict[bytes, EllipticCurvePublicKey]] = {}
         self._authority = authority
         declarations = list(declarations)
         self.devices = frozenset(d.device for d in declarations)
-        self._certificates = {d.device: d.certificate for d in declarations}
         self.problems: dict[str, str] = {}  # reason by device that has no valid key
         self._ahead: set[tuple[str, bytes]] = set()  # replies that were checked
         if authority is None:
@@ -113,7 +112,7 @@ class ReplyKeys:
         self._algorithm, self._invalid = ec.ECDSA(SHA256()), InvalidSignature
         for declaration in declarations:
             try:
-                self._keys[declaration.device] = [_declared_key(declaration, authority)]
+                self._keys[declaration.device] = _declared_key(declaration, authority)
             except InvalidInputError as error:
                 self.problems[declaration.device] = str(error)
 
@@ -121,7 +120,8 @@ class ReplyKeys:
         """Take the key of a certificate that a device of the run declares anew.
 
         Only the authority makes such certificates: whoever carries the declaration
-        cannot add a key of his own.
+        cannot add a key of his own. Earlier ones that have expired or were revoked do
+        not count any more.
 
         Raises:
             MessageError: The certificate is not valid.
@@ -129,15 +129,18 @@ class ReplyKeys:
         device, certificate = declaration.device, declaration.certificate
         if self._authority is None or device not in self.devices:
             return
-        if certificate == self._certificates.get(device):
+        earlier = self._keys.get(device, {})
+        if certificate == next(iter(earlier), None):
             return  # declared again at every connection
         try:
-            key = _declared_key(declaration, self._authority)
+            keys = _declared_key(declaration, self._authority)
         except InvalidInputError as error:
             raise MessageError(str(error)) from None
-        self._certificates[device] = certificate
-        others = [known for known in self._keys.get(device, []) if known != key]
-        self._keys[device] = [key, *others][:_MOST_KEYS]
+        for older in list(earlier)[: _MOST_KEYS - 1]:
+            with suppress(InvalidInputError):
+                again = replace(declaration, certificate=older)
+                keys = keys | _declared_key(again, self._authority)
+        self._keys[device] = keys
 
     def open(self, device: str, payload: bytes) -> bytes:
         """Return the bytes of a reply whose signature is valid.
@@ -189,7 +192,7 @@ class ReplyKeys:
         keys = self._keys.get(device)
         if keys is None:
             raise MessageError("no certificate of this device is known")
-        for key in keys:
+        for key in keys.values():
             try:
                 key.verify(signature, _PURPOSE + body, self._algorithm)
             except self._invalid:
@@ -225,8 +228,8 @@ def _private_key(pem: bytes) -> Any:
 
 def _declared_key(
     declaration: Declaration, authority: Path
-) -> "EllipticCurvePublicKey":
-    """Return the key of the certificate that a device declares.
+) -> "dict[bytes, EllipticCurvePublicKey]":
+    """Return the certificate that a device declares, with its key.
 
     Raises:
         InvalidInputError: It declares none, or one that is not valid.
@@ -236,9 +239,9 @@ def _declared_key(
             "it declares no certificate, so that its replies are not signed: install "
             "the same release there"
         )
-    return certified_key(
-        declaration.certificate,
-        declaration.device,
-        authority,
-        whose="its certificate",
-    )
+    certificate = declaration.certificate
+    return {
+        certificate: certified_key(
+            certificate, declaration.device, authority, whose="its certificate"
+        )
+    }
