@@ -8,7 +8,7 @@ import pytest
 
 import fedbudget as fb
 from fedbudget.data.row_weights import weight_rows
-from fedbudget.errors import InvalidInputError
+from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.privacy import GDP
 from fedbudget.simulation.scaling import PrivateScale, narrowed, scale_privately
 from tests import iot_tables as iot
@@ -150,6 +150,24 @@ def test_what_is_refused() -> None:
         with pytest.raises(InvalidInputError, match="scale 'private' does not go with"):
             scale_privately(devices, BUDGET, PRICES)
         assert (devices.ledger.epsilon == 0).all()
+
+
+@pytest.mark.parametrize("cost", [150, 250, 303, 350])
+def test_a_cost_budget_that_leaves_no_round_is_refused_before_a_part(
+    cost: float,
+) -> None:
+    small = replace(BUDGET, cost=cost)
+    devices = fb.SimulatedDevices(wide_energy(), seed=1, budget=small, prices=PRICES)
+    with pytest.raises(InfeasibleBudgetError, match="303, and one round: raise it to"):
+        scale_privately(devices, small, PRICES)
+    assert (devices.ledger.cost == 0).all() and (devices.ledger.epsilon == 0).all()
+
+
+def test_an_unknown_feature_step_is_refused_before_the_query() -> None:
+    devices = fb.SimulatedDevices(wide_energy(), budget=BUDGET, prices=PRICES)
+    with pytest.raises(InvalidInputError, match="cubic"):
+        scale_privately(devices, BUDGET, PRICES, features="cubic")
+    assert (devices.ledger.epsilon == 0).all()
 
 
 def wide_readings() -> dict[str, Any]:

@@ -134,7 +134,7 @@ class ReleaseDevices(ChargedDevices):
         rounds = self._rounds_of(plan)
         if isinstance(rounds, ReleaseRounds):
             rounds.in_round(plan.rounds)  # the least noise
-        self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
+        self._count_prior(plan)
 
     def run_round(self, order: Order) -> Replies:
         """Charge every selected device, then train those whose budget allows it."""

@@ -30,11 +30,15 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array, number, within
 from fedbudget.data import Dataset, Numeric, Part, Schema
 from fedbudget.data.fourier import FeatureStep
-from fedbudget.errors import InvalidInputError
+from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.planning import Plan, plan
 from fedbudget.privacy import GDP
-from fedbudget.problem import Problem
-from fedbudget.simulation.dissimilarity import GradientRelease, check_query_unit
+from fedbudget.problem import Counts, Problem
+from fedbudget.simulation.dissimilarity import (
+    GradientRelease,
+    check_query_unit,
+    plan_ahead,
+)
 from fedbudget.simulation.histograms import DISTANCE, Bins
 
 # A bin is kept if its share is above so many deviations of the noise, in each part.
@@ -70,17 +74,18 @@ class PrivateBounds:
     def spent(self, problem: Problem) -> Problem:
         """Return the problem after the query: plans for it spend what is left."""
         for name in self.releases:
-            problem = problem.with_spending(self.mu / np.sqrt(PARTS), name)
+            problem = problem.with_spending(
+                self.mu / np.sqrt(PARTS), name, self.cost / PARTS
+            )
         return problem
 
     def plan(
         self, problem: Problem, budget: Budget, prices: Prices, **options: Any
     ) -> Plan:
         """Plan with the rest of the budgets; the plan's costs include the query's."""
-        budget = budget.for_rows(problem.num_samples)
-        rest = replace(budget, cost=np.asarray(budget.cost) - self.cost)
-        rest_plan = plan(problem, rest, prices, **options)
-        return replace(rest_plan, cost=rest_plan.cost + self.cost)
+        if not set(self.releases) <= problem.prior_releases:
+            problem = self.spent(problem)
+        return plan(problem, budget, prices, **options)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,12 +127,14 @@ def scale_privately(
             query needs the columns themselves.
 
     Raises:
-        InfeasibleBudgetError: A device has already spent what the query asks for.
+        InfeasibleBudgetError: A budget does not pay for the query and one round, or a
+            device has already spent what the query asks for.
         InvalidInputError: The rows cannot be encoded again: they have no schema, no
             intercept, or Fourier features already.
     """
     data = devices.data
     schema = _rescalable(data)
+    _narrowed_schema(schema, _numbers(schema), features)  # refuses a wrong step
     z, positions = before_scaling(data.train), _positions(data)
     labels = np.asarray(data.train.y, dtype=np.float64)
     values = {
@@ -163,16 +170,9 @@ def private_bounds(
         prices: The prices that devices pay: a part costs one step and one upload.
         share: Share of each device's privacy budget (mu squared) that the query spends.
     """
-    number("share", share, above=0, below=1)
-    check_query_unit(budget, "narrower bounds")
-    data = devices.data
-    sizes = data.num_samples
-    epsilon, delta, _ = budget.for_rows(sizes).per_device(data.num_devices)
-    mu = np.sqrt(share) * GDP.mu_from_epsilon(epsilon, delta)
-    within("mu of the query", mu, above=0, remedy="raise epsilon")
-    cost = np.broadcast_to(
-        prices.run_cost(rounds=1, tau=1, batch_size=sizes), (data.num_devices,)
-    )
+    sizes = devices.data.num_samples
+    mu, query_cost = _query_spending(sizes, budget, prices, share)
+    _check_cost(sizes, query_cost, budget, prices)
     std = DISTANCE / (sizes * (mu / np.sqrt(PARTS)))
     weights = sizes / sizes.sum()
     noise = float(np.sqrt(len(bounds) * np.sum((weights * std) ** 2)))
@@ -180,7 +180,7 @@ def private_bounds(
     for deviations in DEVIATIONS:
         bins = [_bins(values[name], kind, count) for name, kind in bounds.items()]
         release = devices.noisy_histograms(
-            np.stack(bins, axis=1), count, std, cost=np.asarray(cost)
+            np.stack(bins, axis=1), count, std, cost=query_cost / PARTS
         )
         shares = (weights @ release.gradients).reshape(len(bounds), count)
         bounds = {
@@ -191,9 +191,56 @@ def private_bounds(
     return PrivateBounds(
         bounds=dict(bounds),
         mu=mu,
-        cost=PARTS * np.asarray(cost),
+        cost=query_cost,
         releases=tuple(releases),
     )
+
+
+def plan_before(
+    problem: Problem,
+    budget: Budget,
+    prices: Prices,
+    *,
+    share: float = SHARE,
+    **options: Any,
+) -> Plan:
+    """Return a plan for public bounds as if the query had been answered.
+
+    What it refuses, it refuses before the query is charged: see `plan_ahead`.
+    """
+    sizes = problem.num_samples
+    mu, cost = _query_spending(sizes, budget, prices, share)
+    return plan_ahead(problem, budget, prices, mu=mu, cost=cost, **options)
+
+
+def _query_spending(
+    sizes: Counts, budget: Budget, prices: Prices, share: float
+) -> tuple[Array, Array]:
+    """Return mu and the cost of the whole query, for each device."""
+    number("share", share, above=0, below=1)
+    check_query_unit(budget, "narrower bounds")
+    epsilon, delta, _ = budget.for_rows(sizes).per_device(len(sizes))
+    mu = np.sqrt(share) * GDP.mu_from_epsilon(epsilon, delta)
+    within("mu of the query", mu, above=0, remedy="raise epsilon")
+    part = prices.run_cost(rounds=1, tau=1, batch_size=sizes)
+    return mu, PARTS * np.broadcast_to(part, sizes.shape)
+
+
+def _check_cost(
+    sizes: Counts, query_cost: Array, budget: Budget, prices: Prices
+) -> None:
+    """Raise unless every device can pay for all parts, and then for one round."""
+    _, _, cost = budget.for_rows(sizes).per_device(len(sizes))
+    paid = prices.for_trust(budget.trust)
+    one = paid.run_cost(rounds=1, tau=1, batch_size=np.ones_like(sizes))
+    short = cost - query_cost - one
+    if (short < 0).any():
+        m = int(np.argmin(short))
+        raise InfeasibleBudgetError(
+            f"cost budget {cost[m]:g} of device {m} does not pay for the query of "
+            f"scale 'private', {query_cost[m]:g}, and one round: raise it to "
+            f"{cost[m] - short[m]:g}, or leave scale out"
+        )
 
 
 def _bin_count(noise: float, numbers: int) -> int:
