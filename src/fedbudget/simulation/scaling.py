@@ -20,7 +20,7 @@ as values beyond public bounds are. Labels of test rows are not clipped: errors 
 those of the true numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -48,6 +48,7 @@ BINS = (32, 16, 8, 4)
 # Of a bin's share, in units of 1 / bins: with more, samples that are spread over all
 # bins would look like noise.
 LARGEST_NOISE = 0.4
+_ROWS = 1024  # that are encoded again at a time
 SHARE = 0.2  # of each device's privacy budget (mu squared) that the query spends
 
 
@@ -101,7 +102,8 @@ class PrivateScale(PrivateBounds):
 
     def encoded(self, data: Dataset) -> Dataset:
         """Return other devices' rows, which had the same schema, under these bounds."""
-        return _encoded_again(data, self.bounds, self.features, trains=False)
+        schema = _narrowed_schema(_rescalable(data), self.bounds, self.features)
+        return encoded_by(data, schema, trains=False)
 
 
 def scale_privately(
@@ -135,18 +137,13 @@ def scale_privately(
     data = devices.data
     schema = _rescalable(data)
     _narrowed_schema(schema, _numbers(schema), features)  # refuses a wrong step
-    z, positions = before_scaling(data.train), _positions(data)
-    labels = np.asarray(data.train.y, dtype=np.float64)
-    values = {
-        name: kind.decode(labels if name == schema.label else z[:, positions[name]])
-        for name, kind in _numbers(schema).items()
-    }
     answer = private_bounds(
-        devices, values, _numbers(schema), budget, prices, share=share
+        devices, _values(data), _numbers(schema), budget, prices, share=share
     )
+    narrowed_schema = _narrowed_schema(schema, answer.bounds, features)
     return PrivateScale(
         **vars(answer),
-        data=_encoded_again(data, answer.bounds, features, trains=True),
+        data=encoded_by(data, narrowed_schema, trains=True),
         features=features,
     )
 
@@ -310,6 +307,11 @@ def _rescalable(data: Dataset) -> Schema:
         )
     elif not _numbers(schema):
         reason = "columns have no number: leave it out"
+    elif not _columns(data.train.x, [-1]).all():  # only weights make rows of zeros
+        reason = (
+            "rows were weighted already, which left zeros: weights come after the "
+            "query, weight_rows(scaled.data, ...)"
+        )
     if schema is None or reason:
         raise InvalidInputError(
             f"scale 'private' does not go with {data.name}, whose {reason}",
@@ -329,14 +331,27 @@ def _positions(data: Dataset) -> dict[str, int]:
     return {name: j for j, name in enumerate(data.feature_names)}
 
 
-def before_scaling(part: Part) -> Array:
-    """Return the encoded columns as they were before rows were divided by their norm.
+def _values(data: Dataset) -> dict[str, Array]:
+    """Return the values of every number, of the training rows in their order.
 
-    The intercept is 1 before, so it is the divisor; float32 keeps 7 digits.
+    Rows were divided by their norm. The intercept was 1 before, so it is the divisor;
+    float32 keeps 7 digits.
     """
-    rows: Any = part.x
-    x = np.asarray(rows if isinstance(rows, np.ndarray) else rows.toarray(), float)
-    return np.asarray(x[:, :-1] / x[:, -1:])
+    schema, positions = _rescalable(data), _positions(data)
+    kinds, x = _numbers(schema), data.train.x
+    names = [name for name in kinds if name != schema.label]
+    z = _columns(x, [positions[name] for name in names]) / _columns(x, [-1])
+    values = {name: kinds[name].decode(z[:, j]) for j, name in enumerate(names)}
+    if schema.label in kinds:
+        labels = np.asarray(data.train.y, dtype=np.float64)
+        values[schema.label] = kinds[schema.label].decode(labels)
+    return values
+
+
+def _columns(x: Any, positions: Sequence[int]) -> Array:
+    """Return some columns of rows, dense or sparse, as dense ones."""
+    part = x[:, [j % x.shape[1] for j in positions]]
+    return np.asarray(part if isinstance(x, np.ndarray) else part.toarray(), float)
 
 
 def _narrowed_schema(
@@ -355,40 +370,52 @@ def _narrowed_schema(
     return new if features is None else new.with_features(features)
 
 
-def _encoded_again(
-    data: Dataset,
-    bounds: Mapping[str, Numeric],
-    features: FeatureStep,
-    *,
-    trains: bool,
-) -> Dataset:
-    """Return the data encoded by narrower bounds; the schema has them.
+def encoded_by(data: Dataset, schema: Schema, *, trains: bool) -> Dataset:
+    """Return the data encoded by a schema that has narrower bounds than theirs.
 
-    Labels are clipped where they train.
+    Args:
+        data: Rows under the public bounds.
+        schema: Of the same columns; a feature step may follow.
+        trains: Whether the labels of the training rows are clipped.
     """
-    schema = _rescalable(data)
-    new = _narrowed_schema(schema, bounds, features)
-    target, positions = new.target, _positions(data)
+    old, kind = _rescalable(data).target, schema.target
 
     def again(part: Part) -> Part:
-        z = before_scaling(part)
-        for name, kind in _numbers(schema).items():
-            if name != schema.label:
-                column = z[:, positions[name]]
-                column[:] = bounds[name].encode(name, kind.decode(column))
         y = part.y
-        if isinstance(schema.target, Numeric) and isinstance(target, Numeric):
-            raw = schema.target.decode(np.asarray(part.y))
-            middle, top = target.decode(np.array([0.0, 1.0]))
-            y = (raw - middle) / (top - middle)
+        if isinstance(old, Numeric) and isinstance(kind, Numeric):
+            middle, top = kind.decode(np.array([0.0, 1.0]))
+            y = (old.decode(np.asarray(part.y)) - middle) / (top - middle)
             y = np.clip(y, -1.0, 1.0) if trains and part is data.train else y
-        return Part(x=new.unit_rows(z), y=y, offsets=part.offsets, owned=True)
+        x = _rows_again(part.x, data, schema)
+        return Part(x=x, y=y, offsets=part.offsets, owned=True)
 
     return replace(
         data,
         train=again(data.train),
         validation=again(data.validation),
         test=again(data.test),
-        feature_names=new.feature_names,
-        schema=new,
+        feature_names=schema.feature_names,
+        schema=schema,
     )
+
+
+def _rows_again(x: Any, data: Dataset, schema: Schema) -> Any:
+    """Return rows encoded again, block by block; rows that were sparse stay so."""
+    old, new, positions = _rescalable(data), _numbers(schema), _positions(data)
+    kinds = {n: kind for n, kind in _numbers(old).items() if n != old.label}
+    sparse = not isinstance(x, np.ndarray) and schema.expansion is None
+    blocks: list[Any] = []
+    for start in range(0, max(1, x.shape[0]), _ROWS):
+        block = x[start : start + _ROWS]
+        z = _columns(block, range(block.shape[1] - 1)) / _columns(block, [-1])
+        for name, kind in kinds.items():
+            column = z[:, positions[name]]
+            column[:] = new[name].encode(name, kind.decode(column))
+        rows = schema.unit_rows(z)
+        blocks.append(type(x)(rows) if sparse else rows)
+    if not sparse:
+        return np.concatenate(blocks)
+    import scipy.sparse
+
+    stack: Any = scipy.sparse.vstack  # its overloads know no unions
+    return stack(blocks, format="csr")
