@@ -116,8 +116,9 @@ def scale_privately(
 ) -> PrivateScale:
     """Ask the devices where their numbers lie, and encode their rows by the answer.
 
-    Run the plan on devices of the new data: their ledgers count the query by its name
-    when the run begins. Weights of rows come after: `weight_rows(scaled.data, ...)`.
+    Run the plan on devices of the new data: their ledgers count the query's privacy and
+    cost, by its name, when the run begins. Weights of rows come after:
+    `weight_rows(scaled.data, ...)`.
 
     Args:
         devices: Devices of the data under public bounds, which are charged. With
