@@ -306,3 +306,16 @@ def test_a_budget_too_small_for_any_noise_pays_for_nothing() -> None:
     prices = fb.Prices(communication=100, computation=1)
     with pytest.raises(fb.InfeasibleBudgetError, match="too small for any noise"):
         fb.plan(problem, replace(budget, cost=1000), prices)
+
+
+def test_the_cost_of_a_measurement_counts_once_by_its_name() -> None:
+    ledger = fb.Ledger(fb.Budget(epsilon=4, delta=1e-4, cost=250), num_devices=2)
+    ledger.charge_release("a", fb.Charge(steps=1, noise_multiplier=20.0, cost=100))
+    ledger.count_prior(0.1, {"a"}, 100)  # a plan reports it
+    assert ledger.cost.tolist() == [100, 100]
+    ledger.count_prior(0.2, {"a", "b"}, [130, 160])  # and one of another process
+    assert ledger.cost.tolist() == [130, 160]
+    paid = ledger.charge(fb.Charge(steps=1, noise_multiplier=20.0, cost=100))
+    assert paid.tolist() == [True, False]
+    with pytest.raises(fb.InvalidInputError, match="has no name"):
+        ledger.count_prior(0.0, (), 5)

@@ -228,7 +228,7 @@ def _rounded_up(mu_sq: Array) -> Array:
 
 
 def _together(reports: Mapping[frozenset[str], Array]) -> Array:
-    """Return mu^2 of all reported measurements; exact or too high.
+    """Return mu^2, or the cost, of all reported measurements; exact or too high.
 
     A report counts at least as much as all reports of a part of its measurements:
     whoever reports more names and less spending erases nothing.
@@ -237,7 +237,7 @@ def _together(reports: Mapping[frozenset[str], Array]) -> Array:
     for names, spent in reports.items():
         if any(names < others for others in reports):
             continue
-        parts = {part: mu_sq for part, mu_sq in reports.items() if part < names}
+        parts = {part: value for part, value in reports.items() if part < names}
         total = total + np.maximum(spent, _together(parts))
     return total
 
@@ -261,6 +261,8 @@ class Ledger:
         self._epsilons = _Epsilons(self._plain.epsilon_from_mu)
         self._priors: dict[frozenset[str], Array] = {}  # mu^2, by names of releases
         self._prior_sq = np.zeros(num_devices)
+        self._prior_costs: dict[frozenset[str], Array] = {}  # by the same names
+        self._prior_cost = np.zeros(num_devices)
         self._cost = np.zeros(num_devices)
         self.budget = budget  # None: charges are counted, none is refused
         if budget is None:
@@ -274,7 +276,7 @@ class Ledger:
     @property
     def cost(self) -> Array:
         """Cost spent so far; shape (M,)."""
-        return self._cost.copy()
+        return self._cost + self._prior_cost
 
     @property
     def epsilon(self) -> Array:
@@ -286,16 +288,19 @@ class Ledger:
         deltas = np.broadcast_to(floats(delta), (self.num_devices,))
         return self._epsilon(self._released, deltas)
 
-    def count_prior(self, mu: ArrayLike, releases: Iterable[str] = ()) -> None:
+    def count_prior(
+        self, mu: ArrayLike, releases: Iterable[str] = (), cost: ArrayLike = 0.0
+    ) -> None:
         """Count what was spent before any run: private measurements on these rows.
 
         Every plan for the devices reports them; the same ones are counted once.
 
         Args:
-            mu: Cost of all these measurements together.
+            mu: Privacy cost of all these measurements together.
             releases: Names of the measurements. A subset of another report is counted
                 there, and that one at least as high. Other reports are added up, which
                 overestimates if they overlap.
+            cost: Cost of all these measurements together.
 
         Raises:
             InvalidInputError: Something was spent, and has no name: another one without
@@ -303,13 +308,18 @@ class Ledger:
         """
         reported = frozenset(releases)
         mu_sq = np.broadcast_to(floats(mu) ** 2, (self.num_devices,))
-        if not reported and mu_sq.any():
+        costs = np.broadcast_to(floats(cost), (self.num_devices,))
+        if not reported and (mu_sq.any() or costs.any()):
             raise InvalidInputError(
-                f"a measurement with mu {float(np.sqrt(mu_sq.max())):g} has no name: "
-                "name it, so that it is counted once"
+                f"a measurement of cost {costs.max():g} and mu "
+                f"{float(np.sqrt(mu_sq.max())):g} has no name: name it, so that it is "
+                "counted once"
             )
         self._priors[reported] = np.maximum(self._priors.get(reported, 0.0), mu_sq)
         self._prior_sq = np.asarray(_together(self._priors))
+        before = self._prior_costs.get(reported, 0.0)
+        self._prior_costs[reported] = np.maximum(before, costs)
+        self._prior_cost = np.asarray(_together(self._prior_costs))
 
     def charge(self, charge: Charge, *, mask: Bools | None = None) -> Bools:
         """Charge the devices in `mask` that can pay; return which were charged.
@@ -333,9 +343,8 @@ class Ledger:
         pays, _ = self._payable(charge)
         if not pays.all():
             raise InfeasibleBudgetError(self._overdraft(int(np.argmin(pays)), charge))
-        self._cost = self._cost + floats(charge.cost)
         mu_sq = mu_squared(charge.steps, charge.noise_multiplier)
-        self.count_prior(np.sqrt(mu_sq), {name})
+        self.count_prior(np.sqrt(mu_sq), {name}, charge.cost)
 
     def _overdraft(self, device: int, charge: Charge) -> str:
         """Return why a device cannot pay: what it has spent, and what is asked."""
@@ -348,7 +357,7 @@ class Ledger:
         _, limit, most = self._limits[:, device]
         return (
             f"device {device} has spent epsilon {rounded_up(self.epsilon[device])} of "
-            f"{limit:g} and cost {self._cost[device]:g} of {most:g}, and cannot pay "
+            f"{limit:g} and cost {self.cost[device]:g} of {most:g}, and cannot pay "
             f"epsilon {rounded_up(asked)} and cost {cost:g} more: ask for less, or "
             "raise its budget"
         )
@@ -368,7 +377,7 @@ class Ledger:
 
     def affords_cost(self, charge: Charge) -> Bools:
         """Return which devices can pay the cost; if refused, they lack privacy."""
-        cost = self._cost + floats(charge.cost)
+        cost = self.cost + floats(charge.cost)
         return np.asarray(cost <= self._limits[2] * (1 + _ROUNDING))
 
     def composes(self, charge: Charge) -> Bools:

@@ -19,7 +19,15 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedbudget.checks import Array, PerDevice, one_of, per_device, whole, within
+from fedbudget.checks import (
+    Array,
+    PerDevice,
+    floats,
+    one_of,
+    per_device,
+    whole,
+    within,
+)
 from fedbudget.errors import InvalidInputError
 from fedbudget.losses import Huber, Labels, Loss, Rows, loss_named
 from fedbudget.public_sample import HINGE_CURVATURE, Modes, measure_sample
@@ -122,6 +130,7 @@ class Problem:
     overrides: Mapping[str, Constant]
     spent_mu: Array  # privacy cost of constants that were replaced, per device
     spent_on: frozenset[str]  # the names of those measurements
+    prior_cost: Array  # of all measurements on private rows, per device
     modes: Modes | None  # measured on a public sample; None: assumed
     schema: str  # canonical JSON of the rows' public schema; empty: not known
 
@@ -137,6 +146,7 @@ class Problem:
         overrides: Mapping[str, Constant] | None = None,
         spent_mu: ArrayLike = 0.0,
         spent_on: Iterable[str] = (),
+        prior_cost: ArrayLike = 0.0,
         modes: Modes | None = None,
         schema: str = "",
     ) -> None:
@@ -152,6 +162,9 @@ class Problem:
             "overrides": MappingProxyType(dict(overrides or {})),
             "spent_mu": spent,
             "spent_on": frozenset(spent_on),
+            "prior_cost": per_device(
+                "prior_cost", within("prior_cost", prior_cost, least=0), len(counts)
+            ),
             "modes": modes,
             "schema": schema,
         }
@@ -238,16 +251,20 @@ class Problem:
             overrides={**self.overrides, **constants},
             spent_mu=np.sqrt(spent),
             spent_on=self.prior_releases,
+            prior_cost=self.prior_cost,
             modes=self.modes,
             schema=self.schema,
         )
 
-    def with_spending(self, mu: Array, release: str) -> "Problem":
+    def with_spending(
+        self, mu: ArrayLike, release: str, cost: ArrayLike = 0.0
+    ) -> "Problem":
         """Return the problem after a measurement that is no constant of it.
 
         Args:
             mu: Its privacy cost, per device, as Gaussian DP.
             release: A name that no other measurement has: ledgers count each once.
+            cost: Its cost, per device, in the unit of the prices.
         """
         return Problem(
             num_samples=self.num_samples,
@@ -255,8 +272,9 @@ class Problem:
             loss=self.model,
             dissimilarity=self.dissimilarity,
             overrides=self.overrides,
-            spent_mu=np.sqrt(self.spent_mu**2 + mu**2),
+            spent_mu=np.sqrt(self.spent_mu**2 + floats(mu) ** 2),
             spent_on={*self.spent_on, release},
+            prior_cost=self.prior_cost + floats(cost),
             modes=self.modes,
             schema=self.schema,
         )

@@ -178,7 +178,8 @@ class _Watch:
 def _spent(run: Run, num_devices: int) -> tuple[Array, Array]:
     """Return the spending of each device, as mu and as cost; exact or too high."""
     if not run.rounds:
-        return run.plan.prior_mu, np.zeros(num_devices)
+        prior = run.plan.prior_cost
+        return run.plan.prior_mu, np.zeros(num_devices) if prior is None else prior
     epsilon, cost = run.rounds[-1].epsilon, run.rounds[-1].cost
     if not np.isfinite(epsilon).all():
         raise InvalidInputError(
@@ -276,6 +277,7 @@ def _for_all(
         # any run is sent, or they would count the rounds twice.
         prior_mu=problem.prior_mu,
         prior_releases=tuple(sorted(problem.prior_releases)),
-        cost=spread(rest.cost, np.zeros(1)),
+        prior_cost=problem.prior_cost,
+        cost=spread(rest.cost, np.zeros(1)) + problem.prior_cost,
         last_round=last,
     )

@@ -295,6 +295,20 @@ def test_tables_whose_windows_belong_to_no_device(tmp_path: Path) -> None:
             predict_table(model, path, out, device="id")
 
 
+@pytest.mark.parametrize("channel", [True, False])
+def test_a_column_with_the_name_of_a_statistic_is_refused(channel: bool) -> None:
+    raw = {"a": fb.Numeric(-1, 1), "a_mean": fb.Numeric(-9, 9)}
+    columns = ("a", "a_mean") if channel else ("a",)
+    windows = fb.Windows(length=25, columns=columns)
+    with pytest.raises(InvalidInputError, match="statistic 'a_mean', and a column"):
+        fb.Schema(
+            features=raw,
+            label="y",
+            target=fb.Categorical(("no", "yes")),
+            windows=windows,
+        )
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

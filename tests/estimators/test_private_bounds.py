@@ -7,9 +7,10 @@ import pytest
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
+from sklearn.utils.estimator_checks import check_estimator_sparse_tag
 
 import fedbudget as fb
-from fedbudget.errors import DataError, InvalidInputError
+from fedbudget.errors import DataError, FedbudgetError, InvalidInputError
 from fedbudget.privacy import GDP
 from tests import iot_tables as iot
 
@@ -123,6 +124,39 @@ def test_one_row_changes_one_training_row_under_the_same_bounds() -> None:
 def test_refusals(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInputError, match=says):
         classifier(**options).fit(X, Y, SENSORS)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"threshold": 1.5}, "threshold must be above 0 and below 1"),
+        ({"threshold": "shares"}, "needs publicly known class shares"),
+        ({"planner": "none"}, "'none' is not known"),
+        ({"weights": "none"}, "'none' is not known"),
+        ({"class_weight": "balanced"}, "needs publicly known class shares"),
+        ({"class_weight": {"no": 1}}, "class_weight is for"),
+        ({"loss": "huber"}, "huber"),
+        ({"dissimilarity": "very"}, "'very'"),
+        ({"cost": 350}, "does not pay for the query|below the price of one round"),
+        ({"loss": "hinge", "threshold": 0.3}, "threshold"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_query(
+    options: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def charged(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the query was charged")
+
+    monkeypatch.setattr(fb.SimulatedDevices, "noisy_histograms", charged)
+    with pytest.raises(FedbudgetError, match=says):
+        classifier(bounds=WIDE, scale="private", **options).fit(X, Y, SENSORS)
+
+
+@pytest.mark.filterwarnings("ignore:all rows are treated as one device")
+def test_the_tag_says_whether_sparse_rows_are_taken() -> None:
+    numbered = classifier(classes=[0, 1, 2])
+    for model in (numbered, clone(numbered).set_params(bounds=(0, 1))):
+        check_estimator_sparse_tag(type(model).__name__, model)
 
 
 def test_sparse_rows_have_no_bounds() -> None:

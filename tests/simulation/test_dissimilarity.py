@@ -14,6 +14,7 @@ from fedbudget.simulation.dissimilarity import (
     plan_with_query,
     query_cost,
 )
+from fedbudget.simulation.thresholds import plan_with_threshold
 from tests.examples import small_data
 
 BUDGET = fb.Budget(epsilon=[4.0, 1.0, 4.0, 4.0], cost=1000)
@@ -108,9 +109,21 @@ def test_a_query_and_its_plan_fit_both_budgets_together() -> None:
     assert run.rounds[-1].answered == 4
     assert (plan.cost <= 1000).all()
     assert run.rounds[-1].epsilon == pytest.approx(plan.epsilon)
-    with pytest.raises(fb.InvalidInputError, match="cost"):
-        small = replace(BUDGET, cost=100)
-        plan_with_query(devices, data.problem(), small, PRICES)
+
+
+@pytest.mark.parametrize("cost", [100, 101, 150, 201])
+def test_a_query_that_leaves_no_round_is_refused_before_it_is_charged(
+    cost: float,
+) -> None:
+    data, small = small_data(devices=4, rows=200), replace(BUDGET, cost=cost)
+    devices = fb.SimulatedDevices(data, budget=small, prices=PRICES)
+    for query in (plan_with_query, plan_with_threshold):
+        with pytest.raises(fb.InfeasibleBudgetError, match="cost budget"):
+            query(devices, data.problem(), small, PRICES)
+    for wrong in ({"sampling": "none"}, {"planner": "none"}):
+        with pytest.raises(fb.InvalidInputError, match="'none' is not known"):
+            plan_with_query(devices, data.problem(), BUDGET, PRICES, **wrong)
+    assert (devices.ledger.cost == 0).all() and (devices.ledger.epsilon == 0).all()
 
 
 def test_a_query_is_repeated_by_the_same_seed_alone() -> None:

@@ -1,14 +1,16 @@
 """Bounds from a charged query: by hand, by sampling, and by what a run reaches."""
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import fedbudget as fb
 from fedbudget.data.row_weights import weight_rows
-from fedbudget.errors import InvalidInputError
+from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.privacy import GDP
 from fedbudget.simulation.scaling import PrivateScale, narrowed, scale_privately
 from tests import iot_tables as iot
@@ -131,6 +133,27 @@ def test_a_release_answers_too() -> None:
     assert isinstance(target, fb.Numeric) and target.high < 100
 
 
+def test_a_release_of_histograms_needs_no_copy_of_all_bins() -> None:
+    rows, columns, count = 40_000, 6, 32
+    schema = fb.Schema(
+        features={"v": fb.Numeric(0, 1)},
+        label="y",
+        target=fb.Categorical(("no", "yes")),
+    )
+    rng = np.random.default_rng(0)
+    table = {"v": rng.random(rows), "y": rng.choice(["no", "yes"], rows)}
+    table["id"] = np.zeros(rows, dtype=np.int64)
+    data = fb.from_table(table, label="y", device="id", schema=schema)
+    bins = rng.integers(0, count, (len(data.train), columns))
+    devices = fb.ReleaseDevices(data)
+    scipy.sparse.csr_array((1, 1))  # loaded before memory is measured
+    tracemalloc.start()
+    devices.noisy_histograms(bins, count, np.array([1e-3]), cost=np.array([1.0]))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2 * len(data.train) * columns * count  # bytes; half of a copy
+
+
 def test_what_is_refused() -> None:
     no_numbers = fb.Schema(
         features={"site": fb.Categorical(("a", "b"))},
@@ -150,6 +173,59 @@ def test_what_is_refused() -> None:
         with pytest.raises(InvalidInputError, match="scale 'private' does not go with"):
             scale_privately(devices, BUDGET, PRICES)
         assert (devices.ledger.epsilon == 0).all()
+
+
+@pytest.mark.parametrize("cost", [150, 250, 303, 350])
+def test_a_cost_budget_that_leaves_no_round_is_refused_before_a_part(
+    cost: float,
+) -> None:
+    small = replace(BUDGET, cost=cost)
+    devices = fb.SimulatedDevices(wide_energy(), seed=1, budget=small, prices=PRICES)
+    with pytest.raises(InfeasibleBudgetError, match="303, and one round: raise it to"):
+        scale_privately(devices, small, PRICES)
+    assert (devices.ledger.cost == 0).all() and (devices.ledger.epsilon == 0).all()
+
+
+def test_weighted_rows_are_refused_before_the_query() -> None:
+    weights = np.full(len(wide_energy().train), 0.9)
+    data = weight_rows(wide_energy(), sample_weight=weights)
+    devices = fb.SimulatedDevices(data, budget=BUDGET, prices=PRICES)
+    with pytest.raises(InvalidInputError, match="weights come after the query"):
+        scale_privately(devices, BUDGET, PRICES)
+    assert (devices.ledger.epsilon == 0).all()
+
+
+def test_rows_of_many_categories_stay_sparse() -> None:
+    rng, rooms = np.random.default_rng(0), tuple(f"r{k}" for k in range(200))
+    schema = fb.Schema(
+        features={"v": fb.Numeric(-200, 200), "room": fb.Categorical(rooms)},
+        label="y",
+        target=fb.Categorical(("no", "yes")),
+    )
+    table = {
+        "v": rng.normal(20, 3, 3000),
+        "room": rng.choice(rooms, 3000),
+        "y": rng.choice(["no", "yes"], 3000),
+        "id": np.arange(3000) % 5,
+    }
+    data = fb.from_table(table, label="y", device="id", schema=schema)
+    scaled = scaled_by(data, share=0.5)
+    new = scaled.data.schema
+    assert new is not None and new.features["v"] != schema.features["v"]
+    again = fb.from_table(table, label="y", device="id", schema=new)
+    for name in ("train", "test"):
+        rows, expected = getattr(scaled.data, name).x, getattr(again, name).x
+        assert type(rows) is type(expected) and rows.nnz == expected.nnz
+        assert abs(rows - expected).max() < 1e-5
+    held_out = scaled.encoded(data).train.x
+    assert type(held_out) is type(data.train.x)
+
+
+def test_an_unknown_feature_step_is_refused_before_the_query() -> None:
+    devices = fb.SimulatedDevices(wide_energy(), budget=BUDGET, prices=PRICES)
+    with pytest.raises(InvalidInputError, match="cubic"):
+        scale_privately(devices, BUDGET, PRICES, features="cubic")
+    assert (devices.ledger.epsilon == 0).all()
 
 
 def wide_readings() -> dict[str, Any]:

@@ -236,6 +236,14 @@ class Windows:
         others = {name: kind for name, kind in raw.items() if name not in channels}
         kinds: dict[str, Feature]
         kinds = dict(statistic_bounds(channels, magnitude=self.magnitude))
+        for name in kinds:
+            if name in raw:  # its bounds would be those of the other
+                raise InvalidInputError(
+                    f"windows has the statistic {shown(name)}, and a column has the "
+                    "same name: rename the column",
+                    argument="windows",
+                    column=name,
+                )
         for name, (low, high) in (self.bounds or {}).items():
             if name not in kinds:
                 raise InvalidInputError(

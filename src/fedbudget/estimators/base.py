@@ -30,9 +30,10 @@ from fedbudget.estimators.unit_rows import (
 from fedbudget.losses import Labels
 from fedbudget.planning import Plan, plan
 from fedbudget.privacy import Kind, Trust, Unit
+from fedbudget.problem import Problem
 from fedbudget.release.devices import ReleaseDevices
 from fedbudget.simulation.devices import SimulatedDevices
-from fedbudget.simulation.scaling import PrivateBounds, private_bounds
+from fedbudget.simulation.scaling import PrivateBounds, plan_before, private_bounds
 from fedbudget.training import Run, train
 
 _ONE_DEVICE = (
@@ -142,32 +143,40 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no
         kinds = self._public_bounds(x)
         data, order = self._arranged(x, labels, groups)
         answer = None
+        own = None if sample_weight is None else np.asarray(sample_weight)[order]
+        weights_seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         if self.scale is not None:
+            # Refuses what is wrong before anything is charged.
+            ahead = self._problem(self._weighted(data, own, weights_seed))
+            ahead_plan = plan_before(ahead, *self._limits(), **self._method())
+            replace(ahead_plan, threshold=self._threshold())
             answer = self._measured_bounds(kinds, data, x[order], y[order], seed)
             data, _ = self._arranged(x, self._narrow(labels, y, answer), groups)
-        own = None if sample_weight is None else np.asarray(sample_weight)[order]
-        data = weight_rows(
-            data,
-            **self._class_options(),
-            sample_weight=own,
-            seed=int.from_bytes(os.urandom(8), "little") if seed is None else seed,
-        )
-        problem = data.problem(
+        data = self._weighted(data, own, weights_seed)
+        problem = self._problem(data)
+        if answer is not None:
+            problem = answer.spent(problem)
+        best = plan(problem, *self._limits(), **self._method())
+        best = replace(best, threshold=self._threshold())
+        return train(best, self._devices(data, seed))
+
+    def _weighted(self, data: Dataset, own: Array | None, seed: int) -> Dataset:
+        options = self._class_options()
+        return weight_rows(data, **options, sample_weight=own, seed=seed)
+
+    def _problem(self, data: Dataset) -> Problem:
+        return data.problem(
             loss=self.loss, l2=self.l2, dissimilarity=self.dissimilarity
         )
-        budget, prices = self._limits()
-        method: Any = {
+
+    def _method(self) -> dict[str, Any]:
+        """Return the options of `plan`."""
+        return {
             "planner": self.planner,
             "accountant": self.accountant,
             "weights": self.weights,
             "target": self.target,
         }
-        if answer is None:
-            best = plan(problem, budget, prices, **method)
-        else:
-            best = answer.plan(answer.spent(problem), budget, prices, **method)
-        best = replace(best, threshold=self._threshold())
-        return train(best, self._devices(data, seed))
 
     def _public_bounds(self, x: Any) -> dict[str, Numeric]:
         """Return the public bounds of the columns; they scale the rows from now on."""
@@ -298,7 +307,7 @@ class PrivateLinearModel(BaseEstimator):  # type: ignore[misc]  # sklearn has no
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = self.bounds is None  # bounds move the zeros
         return tags
 
 

@@ -33,6 +33,8 @@ _DESCRIPTIONS: dict[str, str] = {
     "prior_mu": "spent before the run, as Gaussian DP; epsilon includes it",
     "prior_releases": "names of the measurements that prior_mu includes",
     "cost": "spent by the whole run, per device, in the unit of the prices",
+    "prior_cost": "spent before the run on prior_releases, per device; cost includes "
+    "it; null: nothing",
     "loss": "the loss that is minimised",
     "num_classes": "scores per row; 1 unless the loss is softmax",
     "l2": "weight of the L2 term, per parameter squared",

@@ -25,6 +25,7 @@ from fedbudget.planning.settings import (
     Setting,
     check_batch_size,
     complete,
+    rest_of,
     unit_multiplier,
 )
 from fedbudget.planning.weights import check_target
@@ -118,6 +119,7 @@ def plan(
             raise InvalidInputError(f"{name} must be a {kind.__name__}, got {value!r}")
     budget = budget.for_rows(problem.num_samples)
     check_devices(budget, prices, problem.num_devices)
+    budget = rest_of(budget, problem)
     prices = prices.for_trust(budget.trust)
     _check_loss(problem.model)
     _check_trust(problem, budget, planner, accountant, learning_rate, clip)

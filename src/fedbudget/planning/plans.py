@@ -54,6 +54,7 @@ _ADDED_KEYS = {
     "schema": None,
     "threshold": 0.5,
     "participation": 1.0,
+    "prior_cost": None,
 }
 # Texts for people, and the range of a prediction: they do not change a run.
 _EXPLANATIONS = ("advice", "privacy", "reasons", "predicted_range")
@@ -120,6 +121,8 @@ class Plan:
     # Share of the devices that a round asks, by turns; real fleets only. Every answer
     # is charged in full: no amplification of privacy is claimed.
     participation: float = 1.0
+    # Spent before the run on `prior_releases`; `cost` includes it. None: nothing.
+    prior_cost: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", whole("tau", self.tau))
@@ -144,6 +147,9 @@ class Plan:
         if self.last_round is not None:
             last = _array("last_round", self.last_round, np.int64)
             object.__setattr__(self, "last_round", last)
+        if self.prior_cost is not None:
+            spent = _array("prior_cost", self.prior_cost, np.float64)
+            object.__setattr__(self, "prior_cost", spent if spent.any() else None)
         low, high = self.predicted_range or (self.predicted_loss,) * 2
         object.__setattr__(self, "predicted_range", (float(low), float(high)))
         self._check()
@@ -177,6 +183,7 @@ class Plan:
             raise InvalidInputError(
                 f"weights must sum to 1, got {float(self.weights.sum()):g}: divide them"
             )
+        self._check_prior_cost()
         self._check_rounds()
         self._check_trust()
         if (self.batch_size > self.num_samples).any():
@@ -194,6 +201,28 @@ class Plan:
                 f"threshold is {self.threshold:g}, which is for two classes with "
                 f"probabilities, and loss {self.loss!r} has {self.num_classes} scores "
                 "per row: leave it out"
+            )
+
+    def _check_prior_cost(self) -> None:
+        """Refuse a cost before the run that the plan's cost cannot include."""
+        if self.prior_cost is None:
+            return
+        if self.prior_cost.shape != self.cost.shape:
+            raise InvalidInputError(
+                f"prior_cost has {len(self.prior_cost)} entries, but there are "
+                f"{len(self.cost)} devices: give one entry per device"
+            )
+        within("prior_cost", self.prior_cost, least=0)
+        if not self.prior_releases:
+            raise InvalidInputError(
+                f"prior_cost is {self.prior_cost.max():g}, and prior_releases names no "
+                "measurement: name it, so that ledgers count it once"
+            )
+        if (self.prior_cost > self.cost).any():
+            m = int(np.argmax(self.prior_cost - self.cost))
+            raise InvalidInputError(
+                f"prior_cost {self.prior_cost[m]:g} of device {m} is above its cost "
+                f"{self.cost[m]:g}, which includes it: raise the cost"
             )
 
     def _check_full_batches(self) -> None:

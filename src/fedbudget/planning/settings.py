@@ -188,6 +188,26 @@ class DualPrices:
     reason: str
 
 
+def rest_of(budget: Budget, problem: Problem) -> Budget:
+    """Return the budget with the cost that measurements before the run have left.
+
+    Raises:
+        InfeasibleBudgetError: They have left none to a device.
+    """
+    if not problem.prior_cost.any():
+        return budget
+    _, _, cost = budget.per_device(problem.num_devices)
+    rest = cost - problem.prior_cost
+    if (rest <= 0).any():
+        m = int(np.argmin(rest))
+        raise InfeasibleBudgetError(
+            f"the cost budget {cost[m]:g} of device {m} pays for measurements before "
+            f"the run, {problem.prior_cost[m]:g}, and for no round: raise it, or "
+            "measure less"
+        )
+    return replace(budget, cost=rest)
+
+
 def complete(
     setting: Setting, choice: Choice, dual_prices: DualPrices, *, planner: str
 ) -> Plan:
@@ -226,7 +246,8 @@ def complete(
         delta=delta,
         prior_mu=problem.prior_mu,
         prior_releases=tuple(sorted(problem.prior_releases)),
-        cost=paid,
+        cost=paid + problem.prior_cost,
+        prior_cost=problem.prior_cost,
         loss=problem.model.name,
         num_classes=problem.model.num_outputs,
         l2=problem.model.l2,

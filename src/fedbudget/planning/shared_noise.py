@@ -13,7 +13,7 @@ from fedbudget.budget import Budget, Prices, check_devices
 from fedbudget.checks import Array, floats, per_device, whole, within
 from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.planning.plans import Plan
-from fedbudget.planning.settings import Choice, DualPrices, Setting, complete
+from fedbudget.planning.settings import Choice, DualPrices, Setting, complete, rest_of
 from fedbudget.privacy import GDP, Unit, accountant_named
 from fedbudget.problem import Problem
 
@@ -61,6 +61,7 @@ def shared_noise_plan(
         colluders=schedule.colluders,
     )
     check_devices(budget, prices, problem.num_devices)
+    budget = rest_of(budget, problem)
     setting = Setting(
         problem=problem,
         budget=budget,

@@ -25,7 +25,7 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array
 from fedbudget.data import Dataset
 from fedbudget.errors import TrainingError
-from fedbudget.fleet.device.exact_steps import ExactRows, noisy_steps
+from fedbudget.fleet.device.exact_steps import noisy_gradient
 from fedbudget.ledger import Bools
 from fedbudget.losses import Loss
 from fedbudget.planning import Plan
@@ -134,7 +134,7 @@ class ReleaseDevices(ChargedDevices):
         rounds = self._rounds_of(plan)
         if isinstance(rounds, ReleaseRounds):
             rounds.in_round(plan.rounds)  # the least noise
-        self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
+        self._count_prior(plan)
 
     def run_round(self, order: Order) -> Replies:
         """Charge every selected device, then train those whose budget allows it."""
@@ -162,26 +162,17 @@ class ReleaseDevices(ChargedDevices):
         return os.urandom(8).hex()
 
     def _noisy_gradients(self, loss: Loss, noise_std: Array) -> Array:
-        """Take one exact step of length 1 from zero, where the L2 term is zero."""
+        """Sum exactly, and add exact noise, as a step from zero does."""
         answers = []
         for m in range(self.num_devices):
             x, y = self.data.train.device(m)
-            dense = x if isinstance(x, np.ndarray) else x.toarray()
-            answer = noisy_steps(
-                np.zeros(loss.num_params(self.data.dim)),
-                ExactRows.rounded(dense, y),
-                loss=loss,
-                tau=1,
-                learning_rate=1.0,
-                noise_std=float(noise_std[m]),
-                batch_size=len(y),
-            )
+            answer = noisy_gradient(loss, x, y, noise_std=float(noise_std[m]))
             if answer is None:  # it depends on noisy numbers only
                 raise TrainingError(
                     f"the noisy gradient of device {m} is too long: ask with less "
                     "noise, or raise epsilon"
                 )
-            answers.append(-answer)
+            answers.append(answer)
         return np.array(answers)
 
     def _new_stream(self) -> int:

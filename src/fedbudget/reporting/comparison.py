@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedbudget.checks import Array
-from fedbudget.data import Dataset, from_table, hold_out, load
+from fedbudget.data import Dataset, Schema, from_table, hold_out, load
 from fedbudget.errors import (
     FedbudgetError,
     InvalidInputError,
@@ -31,6 +31,7 @@ from fedbudget.simulation.personal import (
     best_constant,
     without_features,
 )
+from fedbudget.simulation.scaling import encoded_by
 
 FILE = "comparison.json"
 RUN, CONSTANT, LOCAL = "this run", "constant", "local only"
@@ -172,6 +173,11 @@ def rows_of(run: RecordedRun) -> tuple[Dataset, Dataset | None]:
             if count := int(about.get("new_devices", 0)):
                 seed = int(about.get("seed", 0))
                 data, held_out = hold_out(data, count=count, seed=seed)
+            if "public_schema" in about:
+                measured = Schema.from_dict(about["schema"])
+                data = encoded_by(data, measured, trains=True)
+                if held_out is not None:
+                    held_out = encoded_by(held_out, measured, trains=False)
     except (FedbudgetError, OSError) as error:
         raise RecordError(f"the rows cannot be read again: {error}") from None
     fits = data.dim == run.plan.dim and len(data.num_samples) == run.plan.num_devices
@@ -198,6 +204,8 @@ def _load(source: str, about: Mapping[str, Any]) -> Dataset:
         raise InvalidInputError("the folder does not name the label")
     options: dict[str, Any] = {name: about.get(name) for name in _TABLE}
     options["missing"] = options["missing"] or "error"
+    if "public_schema" in about:  # the schema has measured bounds, which clip labels
+        options |= {"schema": about["public_schema"], "features": "linear"}
     return from_table(source, seed=seed, **options)
 
 

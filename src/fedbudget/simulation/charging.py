@@ -160,6 +160,11 @@ class ChargedDevices(ABC):
         finally:
             self.data = own
 
+    def _count_prior(self, plan: Plan) -> None:
+        """Count what was spent before the run; what was charged here counts once."""
+        cost = 0.0 if plan.prior_cost is None else plan.prior_cost
+        self.ledger.count_prior(plan.prior_mu, plan.prior_releases, cost)
+
     def _charged_query(self, loss: Loss, noise_std: Array, cost: Array) -> str:
         """Charge one noisy mean gradient to every device; return the query's name."""
         check_query_unit(self.ledger.budget)
@@ -251,7 +256,8 @@ class ChargedDevices(ABC):
         return replace(charge, turns=turns)
 
     def _plain_charge(self, plan: Plan) -> Charge:
-        cost = plan.cost / np.maximum(plan.device_rounds, 1)
+        prior = 0.0 if plan.prior_cost is None else plan.prior_cost
+        cost = (plan.cost - prior) / np.maximum(plan.device_rounds, 1)
         if self._prices is not None:
             cost = self._prices.for_trust(plan.trust).run_cost(
                 rounds=1, tau=plan.tau, batch_size=plan.batch_size

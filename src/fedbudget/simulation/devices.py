@@ -103,7 +103,7 @@ class SimulatedDevices(ChargedDevices):
         self._admit(plan)
         self._loss, self._threshold, self.personal = plan.model, plan.threshold, None
         packed_rows(self.data.train, plan.model)
-        self.ledger.count_prior(plan.prior_mu, plan.prior_releases)
+        self._count_prior(plan)
 
     def run_round(self, order: Order) -> Replies:
         """Charge every selected device, then train those whose budget allows it."""

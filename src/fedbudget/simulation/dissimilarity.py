@@ -8,7 +8,6 @@ the common one: the `dissimilarity` that planners use. The known contribution of
 noise is subtracted from both.
 """
 
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +21,8 @@ from fedbudget.losses import Loss
 from fedbudget.planning import Plan, plan
 from fedbudget.privacy import GDP
 from fedbudget.problem import Constant, Problem
+
+SHARE = 0.05  # of each device's privacy budget (mu squared) that the query spends
 
 # Estimates are clipped to the range that planners can use.
 _MINIMUM, _MAXIMUM = 0.02, 1.0
@@ -73,15 +74,15 @@ def measure_dissimilarity(
     budget: Budget,
     prices: Prices,
     *,
-    share: float = 0.05,
+    share: float = SHARE,
 ) -> Problem:
     """Return the problem with a dissimilarity that the devices measure privately.
 
     Every device charges the query to its ledger, privacy and cost, before it reads a
     row, and refuses if that would overdraw its budget. The new problem records the
-    privacy spent (`Problem.prior_mu`): a plan for it spends the rest, and ledgers that
-    were charged already count the release once, by its name. `plan_with_query` also
-    accounts for the cost. To measure again, start from the returned problem: a plan
+    privacy and the cost spent (`Problem.prior_mu`, `Problem.prior_cost`): a plan for it
+    spends the rest, and ledgers that were charged already count the release once, by
+    its name. To measure again, start from the returned problem: a plan
     includes only the measurements of its own problem, and ledgers add up those of all.
 
     Args:
@@ -99,10 +100,7 @@ def measure_dissimilarity(
     check_query_unit(budget, "the dissimilarity")
     _check_fit(devices.data, problem)
     sizes = problem.num_samples
-    epsilon, delta, _ = budget.for_rows(sizes).per_device(problem.num_devices)
-    remaining = GDP.mu_from_epsilon(epsilon, delta) ** 2 - problem.prior_mu**2
-    mu = np.sqrt(share * np.maximum(remaining, 0))
-    within("mu left to measure with", mu, above=0, remedy="raise epsilon")
+    mu = query_mu(problem, budget, share)
     std = 2 * problem["lipschitz"] / (sizes * mu)
     cost = query_cost(problem, prices)
     release = devices.noisy_gradients(problem.model, std, cost=cost)
@@ -113,7 +111,8 @@ def measure_dissimilarity(
         mu=mu,
         release=release.name,
     )
-    return problem.with_constants(dissimilarity=constant)
+    measured = problem.with_constants(dissimilarity=constant)
+    return measured.with_spending(0.0, release.name, cost)
 
 
 def check_query_unit(budget: Budget | None, value: str = "the value") -> None:
@@ -155,6 +154,34 @@ def query_cost(problem: Problem, prices: Prices) -> Array:
     return np.broadcast_to(cost, (problem.num_devices,))
 
 
+def query_mu(problem: Problem, budget: Budget, share: float) -> Array:
+    """Return the mu of a query: this share of the mu squared that is left."""
+    budget = budget.for_rows(problem.num_samples)
+    epsilon, delta, _ = budget.per_device(problem.num_devices)
+    remaining = GDP.mu_from_epsilon(epsilon, delta) ** 2 - problem.prior_mu**2
+    mu = np.sqrt(share * np.maximum(remaining, 0))
+    within("mu left to measure with", mu, above=0, remedy="raise epsilon")
+    return np.asarray(mu)
+
+
+def plan_ahead(
+    problem: Problem,
+    budget: Budget,
+    prices: Prices,
+    *,
+    mu: Array,
+    cost: Array,
+    **options: Any,
+) -> Plan:
+    """Return a plan as if a query of this mu and cost had been answered.
+
+    Whatever `plan` refuses after the query, it refuses here, before anything is
+    charged: that follows from public values, not from the answer.
+    """
+    spent = problem.with_spending(mu, "the query to come", cost)
+    return plan(spent, budget, prices, **options)
+
+
 def plan_with_query(
     devices: QueriedDevices,
     problem: Problem,
@@ -176,13 +203,17 @@ def plan_with_query(
 
     Returns:
         The problem with the measured dissimilarity, and the plan.
+
+    Raises:
+        InfeasibleBudgetError: The budgets do not pay for the query and one round;
+            nothing is charged. The same holds for options that `plan` refuses.
     """
     budget = budget.for_rows(problem.num_samples)
-    query = query_cost(problem, prices)
-    rest = replace(budget, cost=np.asarray(budget.cost) - query)
+    check_query_unit(budget, "the dissimilarity")
+    mu, cost = query_mu(problem, budget, SHARE), query_cost(problem, prices)
+    plan_ahead(problem, budget, prices, mu=mu, cost=cost, **options)
     problem = measure_dissimilarity(devices, problem, budget, prices)
-    rest_plan = plan(problem, rest, prices, **options)
-    return problem, replace(rest_plan, cost=rest_plan.cost + query)
+    return problem, plan(problem, budget, prices, **options)
 
 
 def estimate(gradients: Array, std: Array) -> float:

@@ -13,11 +13,15 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from fedbudget.budget import Budget, Prices
 from fedbudget.data import Dataset
 from fedbudget.data.fourier import FeatureStep
-from fedbudget.errors import NotPrivateWarning
+from fedbudget.errors import InvalidInputError, NotPrivateWarning
 from fedbudget.planning import Plan, plan
 from fedbudget.problem import Problem
 from fedbudget.simulation.dissimilarity import QueriedDevices, plan_with_query
-from fedbudget.simulation.scaling import HistogramDevices, scale_privately
+from fedbudget.simulation.scaling import (
+    HistogramDevices,
+    plan_before,
+    scale_privately,
+)
 from fedbudget.simulation.thresholds import ClassShareDevices, plan_with_threshold
 
 Query = Literal["bounds", "dissimilarity", "threshold"]
@@ -66,7 +70,7 @@ def prepare(
         budget: The budget of every device, for the query and the run together.
         prices: The prices that devices pay.
         query: What the devices measure with noise before the run.
-        threshold: A stated decision threshold, unless the query measures it.
+        threshold: A stated decision threshold; not with a query that measures it.
         features: The feature step that follows measured bounds: see `scale_privately`.
         weighted: Returns the rows with their weights; it follows measured bounds.
         new_devices: Rows of devices that do not train, in the encoding of `data`.
@@ -74,12 +78,21 @@ def prepare(
 
     Raises:
         InfeasibleBudgetError: The budgets do not pay for the query and one round.
-        InvalidInputError: The query does not go with the data.
+        InvalidInputError: The query does not go with the data, or an option is wrong.
+
+    What follows from public values is refused before anything is charged.
     """
+    if query == "threshold" and threshold is not None:
+        raise InvalidInputError(
+            f"threshold is {threshold:g}, and query 'threshold' would measure it: "
+            "leave out one of them",
+            argument="threshold",
+        )
     limits, scale = (budget, prices), None
     kept_out = {} if new_devices is None else {"new_devices": new_devices}
     if query == "bounds":
-        problem_of(data)  # refuses what is wrong before anything is charged
+        ahead = plan_before(problem_of(weighted(data)), *limits, **options)
+        _with_threshold(ahead, threshold)
         scale = scale_privately(devices_of(data), *limits, features=features)
         data = scale.data
         kept_out = {name: scale.encoded(rows) for name, rows in kept_out.items()}
@@ -91,13 +104,21 @@ def prepare(
         problem = problem_of(data)
     if scale is not None:
         problem = scale.spent(problem)
-        planned = scale.plan(problem, *limits, **options)
+        planned = plan(problem, *limits, **options)
     elif query == "dissimilarity":
+        if threshold is not None:
+            _with_threshold(plan(problem, *limits, **options), threshold)
         problem, planned = plan_with_query(devices, problem, *limits, **options)
     elif query == "threshold":
         problem, planned = plan_with_threshold(devices, problem, *limits, **options)
     else:
         planned = plan(problem, *limits, **options)
-    if threshold is not None:
-        planned = replace(planned, threshold=threshold)
+    planned = _with_threshold(planned, threshold)
     return Prepared(devices=devices, problem=problem, plan=planned)
+
+
+def _with_threshold(planned: Plan, threshold: float | None) -> Plan:
+    """Return the plan with the stated threshold, if there is one."""
+    if threshold is None:
+        return planned
+    return replace(planned, threshold=threshold)

@@ -20,7 +20,7 @@ as values beyond public bounds are. Labels of test rows are not clipped: errors 
 those of the true numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -30,11 +30,15 @@ from fedbudget.budget import Budget, Prices
 from fedbudget.checks import Array, number, within
 from fedbudget.data import Dataset, Numeric, Part, Schema
 from fedbudget.data.fourier import FeatureStep
-from fedbudget.errors import InvalidInputError
+from fedbudget.errors import InfeasibleBudgetError, InvalidInputError
 from fedbudget.planning import Plan, plan
 from fedbudget.privacy import GDP
-from fedbudget.problem import Problem
-from fedbudget.simulation.dissimilarity import GradientRelease, check_query_unit
+from fedbudget.problem import Counts, Problem
+from fedbudget.simulation.dissimilarity import (
+    GradientRelease,
+    check_query_unit,
+    plan_ahead,
+)
 from fedbudget.simulation.histograms import DISTANCE, Bins
 
 # A bin is kept if its share is above so many deviations of the noise, in each part.
@@ -44,6 +48,7 @@ BINS = (32, 16, 8, 4)
 # Of a bin's share, in units of 1 / bins: with more, samples that are spread over all
 # bins would look like noise.
 LARGEST_NOISE = 0.4
+_ROWS = 1024  # that are encoded again at a time
 SHARE = 0.2  # of each device's privacy budget (mu squared) that the query spends
 
 
@@ -70,17 +75,18 @@ class PrivateBounds:
     def spent(self, problem: Problem) -> Problem:
         """Return the problem after the query: plans for it spend what is left."""
         for name in self.releases:
-            problem = problem.with_spending(self.mu / np.sqrt(PARTS), name)
+            problem = problem.with_spending(
+                self.mu / np.sqrt(PARTS), name, self.cost / PARTS
+            )
         return problem
 
     def plan(
         self, problem: Problem, budget: Budget, prices: Prices, **options: Any
     ) -> Plan:
         """Plan with the rest of the budgets; the plan's costs include the query's."""
-        budget = budget.for_rows(problem.num_samples)
-        rest = replace(budget, cost=np.asarray(budget.cost) - self.cost)
-        rest_plan = plan(problem, rest, prices, **options)
-        return replace(rest_plan, cost=rest_plan.cost + self.cost)
+        if not set(self.releases) <= problem.prior_releases:
+            problem = self.spent(problem)
+        return plan(problem, budget, prices, **options)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,7 +102,8 @@ class PrivateScale(PrivateBounds):
 
     def encoded(self, data: Dataset) -> Dataset:
         """Return other devices' rows, which had the same schema, under these bounds."""
-        return _encoded_again(data, self.bounds, self.features, trains=False)
+        schema = _narrowed_schema(_rescalable(data), self.bounds, self.features)
+        return encoded_by(data, schema, trains=False)
 
 
 def scale_privately(
@@ -109,8 +116,9 @@ def scale_privately(
 ) -> PrivateScale:
     """Ask the devices where their numbers lie, and encode their rows by the answer.
 
-    Run the plan on devices of the new data: their ledgers count the query by its name
-    when the run begins. Weights of rows come after: `weight_rows(scaled.data, ...)`.
+    Run the plan on devices of the new data: their ledgers count the query's privacy and
+    cost, by its name, when the run begins. Weights of rows come after:
+    `weight_rows(scaled.data, ...)`.
 
     Args:
         devices: Devices of the data under public bounds, which are charged. With
@@ -122,24 +130,21 @@ def scale_privately(
             query needs the columns themselves.
 
     Raises:
-        InfeasibleBudgetError: A device has already spent what the query asks for.
+        InfeasibleBudgetError: A budget does not pay for the query and one round, or a
+            device has already spent what the query asks for.
         InvalidInputError: The rows cannot be encoded again: they have no schema, no
             intercept, or Fourier features already.
     """
     data = devices.data
     schema = _rescalable(data)
-    z, positions = before_scaling(data.train), _positions(data)
-    labels = np.asarray(data.train.y, dtype=np.float64)
-    values = {
-        name: kind.decode(labels if name == schema.label else z[:, positions[name]])
-        for name, kind in _numbers(schema).items()
-    }
+    _narrowed_schema(schema, _numbers(schema), features)  # refuses a wrong step
     answer = private_bounds(
-        devices, values, _numbers(schema), budget, prices, share=share
+        devices, _values(data), _numbers(schema), budget, prices, share=share
     )
+    narrowed_schema = _narrowed_schema(schema, answer.bounds, features)
     return PrivateScale(
         **vars(answer),
-        data=_encoded_again(data, answer.bounds, features, trains=True),
+        data=encoded_by(data, narrowed_schema, trains=True),
         features=features,
     )
 
@@ -163,16 +168,9 @@ def private_bounds(
         prices: The prices that devices pay: a part costs one step and one upload.
         share: Share of each device's privacy budget (mu squared) that the query spends.
     """
-    number("share", share, above=0, below=1)
-    check_query_unit(budget, "narrower bounds")
-    data = devices.data
-    sizes = data.num_samples
-    epsilon, delta, _ = budget.for_rows(sizes).per_device(data.num_devices)
-    mu = np.sqrt(share) * GDP.mu_from_epsilon(epsilon, delta)
-    within("mu of the query", mu, above=0, remedy="raise epsilon")
-    cost = np.broadcast_to(
-        prices.run_cost(rounds=1, tau=1, batch_size=sizes), (data.num_devices,)
-    )
+    sizes = devices.data.num_samples
+    mu, query_cost = _query_spending(sizes, budget, prices, share)
+    _check_cost(sizes, query_cost, budget, prices)
     std = DISTANCE / (sizes * (mu / np.sqrt(PARTS)))
     weights = sizes / sizes.sum()
     noise = float(np.sqrt(len(bounds) * np.sum((weights * std) ** 2)))
@@ -180,7 +178,7 @@ def private_bounds(
     for deviations in DEVIATIONS:
         bins = [_bins(values[name], kind, count) for name, kind in bounds.items()]
         release = devices.noisy_histograms(
-            np.stack(bins, axis=1), count, std, cost=np.asarray(cost)
+            np.stack(bins, axis=1), count, std, cost=query_cost / PARTS
         )
         shares = (weights @ release.gradients).reshape(len(bounds), count)
         bounds = {
@@ -191,9 +189,56 @@ def private_bounds(
     return PrivateBounds(
         bounds=dict(bounds),
         mu=mu,
-        cost=PARTS * np.asarray(cost),
+        cost=query_cost,
         releases=tuple(releases),
     )
+
+
+def plan_before(
+    problem: Problem,
+    budget: Budget,
+    prices: Prices,
+    *,
+    share: float = SHARE,
+    **options: Any,
+) -> Plan:
+    """Return a plan for public bounds as if the query had been answered.
+
+    What it refuses, it refuses before the query is charged: see `plan_ahead`.
+    """
+    sizes = problem.num_samples
+    mu, cost = _query_spending(sizes, budget, prices, share)
+    return plan_ahead(problem, budget, prices, mu=mu, cost=cost, **options)
+
+
+def _query_spending(
+    sizes: Counts, budget: Budget, prices: Prices, share: float
+) -> tuple[Array, Array]:
+    """Return mu and the cost of the whole query, for each device."""
+    number("share", share, above=0, below=1)
+    check_query_unit(budget, "narrower bounds")
+    epsilon, delta, _ = budget.for_rows(sizes).per_device(len(sizes))
+    mu = np.sqrt(share) * GDP.mu_from_epsilon(epsilon, delta)
+    within("mu of the query", mu, above=0, remedy="raise epsilon")
+    part = prices.run_cost(rounds=1, tau=1, batch_size=sizes)
+    return mu, PARTS * np.broadcast_to(part, sizes.shape)
+
+
+def _check_cost(
+    sizes: Counts, query_cost: Array, budget: Budget, prices: Prices
+) -> None:
+    """Raise unless every device can pay for all parts, and then for one round."""
+    _, _, cost = budget.for_rows(sizes).per_device(len(sizes))
+    paid = prices.for_trust(budget.trust)
+    one = paid.run_cost(rounds=1, tau=1, batch_size=np.ones_like(sizes))
+    short = cost - query_cost - one
+    if (short < 0).any():
+        m = int(np.argmin(short))
+        raise InfeasibleBudgetError(
+            f"cost budget {cost[m]:g} of device {m} does not pay for the query of "
+            f"scale 'private', {query_cost[m]:g}, and one round: raise it to "
+            f"{cost[m] - short[m]:g}, or leave scale out"
+        )
 
 
 def _bin_count(noise: float, numbers: int) -> int:
@@ -263,6 +308,11 @@ def _rescalable(data: Dataset) -> Schema:
         )
     elif not _numbers(schema):
         reason = "columns have no number: leave it out"
+    elif not _columns(data.train.x, [-1]).all():  # only weights make rows of zeros
+        reason = (
+            "rows were weighted already, which left zeros: weights come after the "
+            "query, weight_rows(scaled.data, ...)"
+        )
     if schema is None or reason:
         raise InvalidInputError(
             f"scale 'private' does not go with {data.name}, whose {reason}",
@@ -282,14 +332,27 @@ def _positions(data: Dataset) -> dict[str, int]:
     return {name: j for j, name in enumerate(data.feature_names)}
 
 
-def before_scaling(part: Part) -> Array:
-    """Return the encoded columns as they were before rows were divided by their norm.
+def _values(data: Dataset) -> dict[str, Array]:
+    """Return the values of every number, of the training rows in their order.
 
-    The intercept is 1 before, so it is the divisor; float32 keeps 7 digits.
+    Rows were divided by their norm. The intercept was 1 before, so it is the divisor;
+    float32 keeps 7 digits.
     """
-    rows: Any = part.x
-    x = np.asarray(rows if isinstance(rows, np.ndarray) else rows.toarray(), float)
-    return np.asarray(x[:, :-1] / x[:, -1:])
+    schema, positions = _rescalable(data), _positions(data)
+    kinds, x = _numbers(schema), data.train.x
+    names = [name for name in kinds if name != schema.label]
+    z = _columns(x, [positions[name] for name in names]) / _columns(x, [-1])
+    values = {name: kinds[name].decode(z[:, j]) for j, name in enumerate(names)}
+    if schema.label in kinds:
+        labels = np.asarray(data.train.y, dtype=np.float64)
+        values[schema.label] = kinds[schema.label].decode(labels)
+    return values
+
+
+def _columns(x: Any, positions: Sequence[int]) -> Array:
+    """Return some columns of rows, dense or sparse, as dense ones."""
+    part = x[:, [j % x.shape[1] for j in positions]]
+    return np.asarray(part if isinstance(x, np.ndarray) else part.toarray(), float)
 
 
 def _narrowed_schema(
@@ -308,40 +371,52 @@ def _narrowed_schema(
     return new if features is None else new.with_features(features)
 
 
-def _encoded_again(
-    data: Dataset,
-    bounds: Mapping[str, Numeric],
-    features: FeatureStep,
-    *,
-    trains: bool,
-) -> Dataset:
-    """Return the data encoded by narrower bounds; the schema has them.
+def encoded_by(data: Dataset, schema: Schema, *, trains: bool) -> Dataset:
+    """Return the data encoded by a schema that has narrower bounds than theirs.
 
-    Labels are clipped where they train.
+    Args:
+        data: Rows under the public bounds.
+        schema: Of the same columns; a feature step may follow.
+        trains: Whether the labels of the training rows are clipped.
     """
-    schema = _rescalable(data)
-    new = _narrowed_schema(schema, bounds, features)
-    target, positions = new.target, _positions(data)
+    old, kind = _rescalable(data).target, schema.target
 
     def again(part: Part) -> Part:
-        z = before_scaling(part)
-        for name, kind in _numbers(schema).items():
-            if name != schema.label:
-                column = z[:, positions[name]]
-                column[:] = bounds[name].encode(name, kind.decode(column))
         y = part.y
-        if isinstance(schema.target, Numeric) and isinstance(target, Numeric):
-            raw = schema.target.decode(np.asarray(part.y))
-            middle, top = target.decode(np.array([0.0, 1.0]))
-            y = (raw - middle) / (top - middle)
+        if isinstance(old, Numeric) and isinstance(kind, Numeric):
+            middle, top = kind.decode(np.array([0.0, 1.0]))
+            y = (old.decode(np.asarray(part.y)) - middle) / (top - middle)
             y = np.clip(y, -1.0, 1.0) if trains and part is data.train else y
-        return Part(x=new.unit_rows(z), y=y, offsets=part.offsets, owned=True)
+        x = _rows_again(part.x, data, schema)
+        return Part(x=x, y=y, offsets=part.offsets, owned=True)
 
     return replace(
         data,
         train=again(data.train),
         validation=again(data.validation),
         test=again(data.test),
-        feature_names=new.feature_names,
-        schema=new,
+        feature_names=schema.feature_names,
+        schema=schema,
     )
+
+
+def _rows_again(x: Any, data: Dataset, schema: Schema) -> Any:
+    """Return rows encoded again, block by block; rows that were sparse stay so."""
+    old, new, positions = _rescalable(data), _numbers(schema), _positions(data)
+    kinds = {n: kind for n, kind in _numbers(old).items() if n != old.label}
+    sparse = not isinstance(x, np.ndarray) and schema.expansion is None
+    blocks: list[Any] = []
+    for start in range(0, max(1, x.shape[0]), _ROWS):
+        block = x[start : start + _ROWS]
+        z = _columns(block, range(block.shape[1] - 1)) / _columns(block, [-1])
+        for name, kind in kinds.items():
+            column = z[:, positions[name]]
+            column[:] = new[name].encode(name, kind.decode(column))
+        rows = schema.unit_rows(z)
+        blocks.append(type(x)(rows) if sparse else rows)
+    if not sparse:
+        return np.concatenate(blocks)
+    import scipy.sparse
+
+    stack: Any = scipy.sparse.vstack  # its overloads know no unions
+    return stack(blocks, format="csr")

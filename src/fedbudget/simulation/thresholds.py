@@ -14,16 +14,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedbudget.budget import Budget, Prices
-from fedbudget.checks import Array, number, within
+from fedbudget.checks import Array, number
 from fedbudget.data import Dataset
 from fedbudget.errors import InvalidInputError
 from fedbudget.planning import Plan, plan
-from fedbudget.privacy import GDP
 from fedbudget.problem import Problem
 from fedbudget.simulation.dissimilarity import (
+    SHARE,
     GradientRelease,
     check_query_unit,
+    plan_ahead,
     query_cost,
+    query_mu,
 )
 
 _LEAST, _MOST = 0.001, 0.999  # noise may carry an estimate outside
@@ -44,7 +46,7 @@ def measure_threshold(
     budget: Budget,
     prices: Prices,
     *,
-    share: float = 0.05,
+    share: float = SHARE,
 ) -> tuple[Problem, float]:
     """Return the problem with the query's privacy spent, and the threshold.
 
@@ -72,16 +74,14 @@ def measure_threshold(
             argument="threshold",
         )
     sizes = problem.num_samples
-    epsilon, delta, _ = budget.for_rows(sizes).per_device(problem.num_devices)
-    remaining = GDP.mu_from_epsilon(epsilon, delta) ** 2 - problem.prior_mu**2
-    mu = np.sqrt(share * np.maximum(remaining, 0))
-    within("mu left to measure with", mu, above=0, remedy="raise epsilon")
+    mu = query_mu(problem, budget, share)
     std = 2 / (sizes * mu)
-    release = devices.noisy_class_shares(std, cost=query_cost(problem, prices))
+    cost = query_cost(problem, prices)
+    release = devices.noisy_class_shares(std, cost=cost)
     # The share over all rows: devices count by their rows, not by their noise.
     second = 0.5 - float(np.average(release.gradients[:, 0], weights=sizes))
     return (
-        problem.with_spending(mu, release.name),
+        problem.with_spending(mu, release.name, cost),
         float(np.clip(second, _LEAST, _MOST)),
     )
 
@@ -99,8 +99,10 @@ def plan_with_threshold(
     devices: their ledgers have been charged for the query.
     """
     budget = budget.for_rows(problem.num_samples)
-    query = query_cost(problem, prices)
-    rest = replace(budget, cost=np.asarray(budget.cost) - query)
+    check_query_unit(budget, "the threshold")
+    mu, cost = query_mu(problem, budget, SHARE), query_cost(problem, prices)
+    plan_ahead(problem, budget, prices, mu=mu, cost=cost, **options)
     problem, threshold = measure_threshold(devices, problem, budget, prices)
-    rest_plan = plan(problem, rest, prices, **options)
-    return problem, replace(rest_plan, cost=rest_plan.cost + query, threshold=threshold)
+    return problem, replace(
+        plan(problem, budget, prices, **options), threshold=threshold
+    )

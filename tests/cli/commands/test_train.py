@@ -13,6 +13,7 @@ import fedbudget as fb
 from fedbudget.cli import output
 from fedbudget.cli.run_progress import show_round
 from fedbudget.record import read_run
+from fedbudget.reporting.comparison import compare
 from tests.cli.examples import BUDGET, SCHEMA, sensors
 from tests.cli.running import Result, assert_one_line, run
 from tests.examples import round_of
@@ -401,12 +402,14 @@ def test_private_bounds_are_charged_and_recorded(
     plan = json.loads((out / "plan.json").read_text())
     assert min(plan["prior_mu"]) > 0 and max(plan["epsilon"]) <= 4
     assert "Alternatives" in fb.report(out).read_text()  # the same rows, loaded again
+    assert about["public_schema"] == fb.Schema.from_dict(stated).to_dict()
     more = ("--new-devices", "1", "--features", "fourier:20", "--json")
     shares = ("--class-weight", "balanced", "--class-shares", "no=0.5,yes=0.5")
     printed = run(capsys, "train", *arguments, *BUDGET, *scale, *more, *shares)
     assert (printed.code, printed.err) == (0, "")
     wide = json.loads(printed.out)
     assert wide["schema"]["expansion"]["count"] == 20
+    assert "21 columns" in wide["data"]  # of the features
     assert wide["schema"]["features"]["volts"] == about["schema"]["features"]["volts"]
     assert 0 < wide["measured"]["new_accuracy"] <= 1 and max(wide["epsilon"]) <= 4
     baseline = run(capsys, "train", *arguments, *BUDGET, *scale, "--no-privacy")
@@ -415,3 +418,34 @@ def test_private_bounds_are_charged_and_recorded(
     assert built_in.code == 2 and "does not go with adult" in built_in.err
     unknown = run(capsys, "train", *arguments, *BUDGET, "--scale", "robust")
     assert unknown.code == 2 and "choose one of private" in unknown.err
+
+
+@pytest.mark.parametrize("more", [(), ("--features", "fourier:20")])
+def test_a_report_after_private_bounds_has_the_errors_of_the_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    """Labels of test rows are the true ones, also beyond the measured bounds."""
+    rng, rows = np.random.default_rng(0), 6000
+    x = rng.normal(5, 0.5, rows)
+    y = np.where(rng.random(rows) < 0.01, 90.0, x + rng.normal(0, 0.3, rows))
+    cells = zip(x, y, np.arange(rows) % 20, strict=True)
+    lines = ["v,y,id", *(f"{a:.4f},{b:.4f},d{m}" for a, b, m in cells)]
+    table, schema = tmp_path / "table.csv", tmp_path / "schema.json"
+    table.write_text("\n".join(lines) + "\n")
+    features = {"v": {"low": -100, "high": 100}}
+    label = {"name": "y", "low": 0, "high": 100}
+    schema.write_text(json.dumps({"features": features, "label": label}))
+    out = tmp_path / "run"
+    arguments = ("--label", "y", "--device", "id", "--schema", str(schema), *more)
+    budget = ("--epsilon", "4", "--cost", "1500", "--scale", "private")
+    new = ("--new-devices", "2", "--out", str(out), "--json")
+    result = run(capsys, "train", str(table), *arguments, *budget, *new)
+    assert (result.code, result.err) == (0, "")
+    measured = json.loads(result.out)["measured"]
+    recorded = read_run(out)
+    assert recorded.plan.schema is not None
+    target = recorded.plan.schema.target
+    assert isinstance(target, fb.Numeric) and target.high < 50  # below the outliers
+    comparison = compare(recorded)
+    assert comparison.means["this run"] == pytest.approx(measured["test_loss"])
+    assert comparison.new_devices["this run"] == pytest.approx(measured["new_loss"])

@@ -21,6 +21,7 @@ from fedbudget.fleet.device.exact_steps import (
     ExactRows,
     NoiseGrid,
     gradient_sum,
+    noisy_gradient,
     noisy_steps,
     slope_bits,
 )
@@ -254,6 +255,36 @@ def test_steps_have_the_requested_noise() -> None:
     # 600 normals: their mean square is outside of this once in 10^9 times.
     low, high = stats.chi2.ppf(np.array([5e-10, 1 - 5e-10]), 600)
     assert low < np.sum(np.square(draws)) / 0.6**2 < high
+
+
+@pytest.mark.parametrize("name", ["logistic", "hinge", "softmax"])
+def test_a_noisy_gradient_is_a_step_from_zero(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scipy.sparse import csr_array
+
+    def same_noise(steps: int, num_params: int, scale_bits: int) -> Any:
+        rng = np.random.default_rng([steps, num_params])
+        yield (rng.standard_normal(num_params) * 2**scale_bits).astype(np.int64)
+
+    monkeypatch.setattr(steps_module, "_noise", same_noise)
+    loss = loss_named(name, num_classes=3 if name == "softmax" else None)
+    rows = some_rows(loss)
+    step = noisy_steps(
+        np.zeros(loss.num_params(6)),
+        rows,
+        loss=loss,
+        tau=1,
+        learning_rate=1.0,
+        noise_std=0.01,
+        batch_size=len(rows),
+    )
+    assert step is not None
+    for x in (rows.x, csr_array(rows.x)):
+        gradient = noisy_gradient(loss, x, rows.y, noise_std=0.01)
+        assert gradient is not None and (gradient == -step).all()
+    with pytest.raises(DataError, match="there are 0 rows"):
+        noisy_gradient(loss, rows.x[:0], rows.y[:0], noise_std=0.01)
 
 
 def test_rows_outside_the_unit_ball_are_refused() -> None:

@@ -371,7 +371,7 @@ def _train(
             threshold=run_options.stated_threshold(dataset.classes),
             **method,
         )
-    line = data_line(dataset, options)
+    line = data_line(prepared.devices.data, options)
     if run_options.query == "bounds":
         line += ", bounds measured privately (part of epsilon)"
     source = Source(line=line, problem=prepared.problem, device_names=names)
@@ -382,6 +382,8 @@ def _train(
     record = None
     if out is not None:
         settings = _settings(run_options, options, line, devices.data, budget)
+        if run_options.query == "bounds" and dataset.schema is not None:
+            settings["public_schema"] = dataset.schema.to_dict()  # of the true labels
         record = Record(out, about=settings)
     started = time.perf_counter()
     run = _run(plan, devices, record, run_options)

@@ -68,8 +68,7 @@ class ExactRows:
                 parts.append(rounded_rows(x[start : start + BLOCK]))
             labels.append(y)
         count = sum(map(len, parts))
-        if not 0 < count <= MOST_ROWS:
-            raise DataError(f"there are {count} rows: give 1 to {MOST_ROWS}")
+        _check_count(count)
         exact, y = np.concatenate(parts), np.concatenate(labels)
         for array in (exact, y):  # both are copies
             array.setflags(write=False)
@@ -85,6 +84,12 @@ class ExactRows:
     def part(self, start: int, stop: int) -> "ExactRows":
         """Return a range of rows, as a view."""
         return ExactRows(x=self.x[start:stop], y=self.y[start:stop])
+
+
+def _check_count(rows: int) -> None:
+    """Refuse more rows than exact sums have bits for, or none."""
+    if not 0 < rows <= MOST_ROWS:
+        raise DataError(f"there are {rows} rows: give 1 to {MOST_ROWS}")
 
 
 def rounded_rows(x: NDArray[Any]) -> Rows32:
@@ -190,12 +195,42 @@ def gradient_sum(loss: Loss, theta: Array, rows: ExactRows, batch: Any = None) -
     for start in range(0, count, BLOCK):
         part = slice(start, start + BLOCK)
         index = part if batch is None else batch[part]
-        x = rows.x[index].astype(np.float64)
-        slopes = _whole_slopes(loss, loss.scores(theta, x), rows.y[index], bits)
-        # Whole numbers below 2^53: exact in any order of summation.
-        x *= 2.0**ROW_BITS
-        total += (x.T @ slopes).T.reshape(-1).astype(np.int64)
+        total += _block_sum(loss, theta, rows.x[index], rows.y[index], bits)
     return total
+
+
+def _block_sum(loss: Loss, theta: Array, rows: Rows32, y: Labels, bits: int) -> Sums:
+    """Return the exact sum of the gradients of at most BLOCK rows."""
+    x = rows.astype(np.float64)
+    slopes = _whole_slopes(loss, loss.scores(theta, x), y, bits)
+    # Whole numbers below 2^53: exact in any order of summation.
+    x *= 2.0**ROW_BITS
+    return np.asarray((x.T @ slopes).T.reshape(-1).astype(np.int64))
+
+
+def noisy_gradient(loss: Loss, x: Any, y: Labels, *, noise_std: float) -> Array | None:
+    """Return the mean gradient of all rows at zero, without the L2 term, with noise.
+
+    It is minus what one of the `noisy_steps` of length 1 adds to zero; rows, dense or
+    CSR, are rounded and summed block by block, so that no copy of all is made.
+    """
+    count, num_params = len(y), loss.num_params(x.shape[1])
+    _check_count(count)
+    grid = NoiseGrid.of(
+        noise_std=noise_std,
+        batch_size=count,
+        lipschitz=loss.lipschitz,
+        num_params=num_params,
+    )
+    bits, theta = slope_bits(count, loss.lipschitz), np.zeros(num_params)
+    sums = np.zeros(num_params, dtype=np.int64)
+    for start in range(0, count, BLOCK):
+        part = slice(start, start + BLOCK)
+        block = x[part] if isinstance(x, np.ndarray) else x[part].toarray()
+        sums += _block_sum(loss, theta, rounded_rows(block), y[part], bits)
+    (noise,) = _noise(1, num_params, grid.scale_bits)
+    gradient = grid.noisy(sums * 2.0 ** -(ROW_BITS + bits), noise) / count
+    return gradient if (np.abs(gradient) <= LARGEST_WEIGHT).all() else None
 
 
 def _whole_slopes(loss: Loss, scores: Floats, y: Labels, bits: int) -> Floats:
