@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedbudget.fleet.secure import protocol
+from fedbudget.fleet.secure import unmasking
 from fedbudget.fleet.wire.messages import Reply
 from fedbudget.fleet.wire.secure_messages import AttemptUpload
 from tests.fleet.secure.rounds import SecureRound
@@ -56,7 +56,7 @@ def test_masks_of_different_rosters_do_not_cancel() -> None:
     uploads |= current.upload(rosters[0], inputs, [3])
     everybody = [0, 1, 2, 3]
     shares = current.reveal(rosters[0], announced, everybody, everybody)
-    total = protocol.unmask(rosters[0], uploads, shares, ring_bits=32)
+    total = unmasking.unmask(rosters[0], uploads, shares, ring_bits=32)
     assert not (total == 0).any()
     right = current.upload(rosters[0], inputs, everybody)
-    assert not protocol.unmask(rosters[0], right, shares, ring_bits=32).any()
+    assert not unmasking.unmask(rosters[0], right, shares, ring_bits=32).any()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedbudget.errors import InvalidInputError
-from fedbudget.fleet.secure import masks, protocol
+from fedbudget.fleet.secure import masks, unmasking
 from fedbudget.fleet.secure.peers import AnnouncedKey, Roster
 from fedbudget.fleet.wire.messages import Reply
 from fedbudget.fleet.wire.secure_messages import (
@@ -96,4 +96,4 @@ def test_with_a_made_up_key_nothing_can_be_unmasked(circle: Hostile) -> None:
     # the circle have too few neighbours left for their self-masks. The order of the
     # circle is random, and with it which of the two comes first.
     with pytest.raises(InvalidInputError, match=r"shares of the (mask key|self-mask)"):
-        protocol.unmask(forged, uploads, shares, ring_bits=32)
+        unmasking.unmask(forged, uploads, shares, ring_bits=32)

@@ -303,7 +303,7 @@ class SumDevices(FleetDevices):
                 return None
             raise TrainingError(
                 f"{_MOST_WRECKED} sums in a row were lost, for which all devices "
-                f"paid: {error}; leave that device out"
+                f"paid: {error}; leave out devices that reveal none or wrong ones"
             ) from None
         self._lost = 0
         return total

@@ -25,7 +25,7 @@ from fedbudget.fleet.coordinator.checkpoints import (
 from fedbudget.fleet.coordinator.rounds import read_reply, stored
 from fedbudget.fleet.coordinator.spending import Tally
 from fedbudget.fleet.device.exact_uploads import UploadGrid
-from fedbudget.fleet.secure import masks, protocol
+from fedbudget.fleet.secure import masks, protocol, unmasking
 from fedbudget.fleet.secure.introductions import check_introduction
 from fedbudget.fleet.secure.peers import (
     Attempt,
@@ -371,7 +371,7 @@ class SumAttempt(Collector):
             for device, payload in self.received(Phase.SHARES).items()
         }
         grid = self.context.grid
-        words = protocol.unmask(self.roster, uploads, shares, ring_bits=grid.ring_bits)
+        words = unmasking.unmask(self.roster, uploads, shares, ring_bits=grid.ring_bits)
         return grid.decoded(words.astype(np.int64))
 
     @property
