@@ -58,23 +58,19 @@ def introduce(
     )
 
 
-def checked_peers(
+def peers_of(
     run: bytes,
     introductions: Sequence[Introduction],
     *,
-    authority: Path,
     least_answers: int,
     colluders: int,
     terms: bytes,
 ) -> Peers:
-    """Return the peers of a run, after all checks on their introductions.
+    """Return the peers of a run, whose introductions were checked.
 
     Raises:
-        InvalidInputError: A certificate is not of the authority, or of another name or
-            expired; a signature is invalid; they are unsorted, or too few.
+        InvalidInputError: They are unsorted, or too few.
     """
-    for introduction in introductions:
-        check_introduction(introduction, authority)
     names = [introduction.device for introduction in introductions]
     if names != sorted(names):  # the order decides who are neighbours
         raise InvalidInputError("the list of peers is not sorted by their names")
@@ -86,6 +82,17 @@ def checked_peers(
         colluders=colluders,
         terms=terms,
     )
+
+
+def check_introductions(introductions: Sequence[Introduction], authority: Path) -> None:
+    """Raise unless devices of this authority signed all these keys.
+
+    Raises:
+        InvalidInputError: A certificate is not of the authority, or of another name or
+            expired; or a signature is invalid.
+    """
+    for introduction in introductions:
+        check_introduction(introduction, authority)
 
 
 def member_of(introduction: Introduction) -> Member:
