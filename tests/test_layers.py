@@ -183,6 +183,30 @@ print(*sys.modules)
     assert loaded & set(RARE_ON_DEVICES) == set()
 
 
+def test_a_device_of_sums_loads_no_reader_of_all_keys(tmp_path: Path) -> None:
+    """Peers' certificates take `cryptography.x509`; its own files do not."""
+    make_certificates(tmp_path, ["sensor-1"])
+    script = f"""
+import sys
+from pathlib import Path
+from fedbudget.fleet.device import sum_guard
+from fedbudget.fleet.secure.introductions import introduce
+from fedbudget.fleet.secure.peers import RunKeys
+from fedbudget.privacy.uploads import check_learning_rate
+own = Path({str(tmp_path / "devices" / "sensor-1")!r})
+files = dict(certificate=own.with_suffix(".pem"), key=own.with_suffix(".key"))
+introduce(bytes(16), "sensor-1", RunKeys.generate(), **files)
+check_learning_rate(1.0, 0.25, 0.0)
+print(*sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    of_sums = {name for name in RARE_ON_DEVICES if name.startswith(PACKAGE)}
+    assert loaded & (set(RARE_ON_DEVICES) - of_sums) == set()
+
+
 def test_the_packages_on_a_devices_path_are_empty() -> None:
     root = Path(fedbudget.__file__).parent
     for folder in ("fleet", *ON_DEVICES, "fleet/transport"):

@@ -84,7 +84,7 @@ class Measured:
             "bytes to a device per round": f"{self.received:.0f}",
             "bytes from a device per round": f"{self.sent:.0f}",
             "goal: at most, each way": f"{1.1 * model + 300:.0f}",
-            "memory of the largest device": f"{self.memory / 1e6:.0f} MB",
+            "memory of the largest device": f"{self.memory / 1e6:.1f} MB",
         }
 
 

@@ -77,7 +77,7 @@ def measured(
     devices = time.perf_counter() - started - checked
     unmasking = time.perf_counter()
     roster.check(0)  # all keys
-    total = protocol.unmask(roster, uploads, shares, ring_bits=32)
+    total = unmasking.unmask(roster, uploads, shares, ring_bits=32)
     server = time.perf_counter() - unmasking
     expected = inputs[answered].sum(axis=0) % (1 << 32)
     neighbours = peers.neighbourhood.degree

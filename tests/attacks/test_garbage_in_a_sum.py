@@ -42,8 +42,40 @@ def test_a_wrecked_sum_moves_nothing_and_the_next_one_counts(hostile: Hostile) -
 def test_three_wrecked_sums_stop_the_run_and_name_those_in_all(
     hostile: Hostile,
 ) -> None:
+    """Device 4 is missing in one of the three, and all were in a sound one."""
     spoil(hostile, "device-2", {2, 3, 4})
-    with pytest.raises(TrainingError, match="3 sums in a row were wrecked"):
+    spoiled = hostile.fleet.loop.from_device
+
+    def arrives(name: str, kind: str, payload: bytes) -> bool:
+        tally = hostile.fleet.coordinator.tally
+        if tally and (name, kind, tally.round) == ("device-4", "attempt-upload", 3):
+            return False
+        return spoiled(name, kind, payload)
+
+    hostile.fleet.loop.from_device = arrives
+    others = "device-0, device-1, device-2, device-3, device-5"
+    with pytest.raises(
+        TrainingError,
+        match=f"3 sums in a row were wrecked.*these 5 devices .*: {others}; leave them",
+    ):
+        hostile.fleet.train(rounds=5)
+
+
+def test_devices_of_a_sound_sum_are_not_suspected(hostile: Hostile) -> None:
+    """Device 2 was not in it."""
+    spoil(hostile, "device-2", {2, 3, 4})
+    spoiled = hostile.fleet.loop.from_device
+
+    def arrives(name: str, kind: str, payload: bytes) -> bool:
+        tally = hostile.fleet.coordinator.tally
+        if tally and (name, kind, tally.round) == ("device-2", "attempt-upload", 1):
+            return False
+        return spoiled(name, kind, payload)
+
+    hostile.fleet.loop.from_device = arrives
+    with pytest.raises(
+        TrainingError, match=r"these 1 devices .*: device-2; leave them"
+    ):
         hostile.fleet.train(rounds=5)
 
 

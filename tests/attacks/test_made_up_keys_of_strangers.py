@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from fedbudget.errors import InvalidInputError
-from fedbudget.fleet.secure import masks, protocol
+from fedbudget.fleet.device import sum_guard
+from fedbudget.fleet.device.exact_uploads import exact_upload
+from fedbudget.fleet.secure import masks, protocol, shamir, unmasking
 from fedbudget.fleet.secure.peers import AnnouncedKey, Roster
 from fedbudget.fleet.wire.messages import Reply
 from fedbudget.fleet.wire.secure_messages import (
@@ -24,7 +26,7 @@ from fedbudget.fleet.wire.secure_messages import (
     unpack_records,
 )
 from tests.attacks.conftest import NUM_DEVICES
-from tests.fleet.sums import Hostile
+from tests.fleet.sums import DIM, Hostile
 
 VICTIM = 5
 MADE_UP = AnnouncedKey(masks.public_key(os.urandom(32)), bytes(32), bytes(64))
@@ -96,4 +98,41 @@ def test_with_a_made_up_key_nothing_can_be_unmasked(circle: Hostile) -> None:
     # the circle have too few neighbours left for their self-masks. The order of the
     # circle is random, and with it which of the two comes first.
     with pytest.raises(InvalidInputError, match=r"shares of the (mask key|self-mask)"):
-        protocol.unmask(forged, uploads, shares, ring_bits=32)
+        unmasking.unmask(forged, uploads, shares, ring_bits=32)
+
+
+@pytest.mark.parametrize("is_forged", [False, True])
+def test_pair_masks_hide_the_partial_sum_from_who_knows_all_self_masks(
+    circle: Hostile, monkeypatch: pytest.MonkeyPatch, is_forged: bool
+) -> None:
+    """What remains is the sum of the vectors under one roster, and not under the other.
+
+    The self-masks are taken from the devices' ledgers, more than any server has.
+    """
+    computed: list[Any] = []
+
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        computed.append(exact_upload(*arguments, **settings))
+        return computed[-1]
+
+    monkeypatch.setattr(sum_guard, "exact_upload", noted)
+    roster, _ = whole_roster(circle)
+    if is_forged:
+        roster = replace(roster, keys={**roster.keys, VICTIM: MADE_UP})
+    remainder = np.zeros(DIM, dtype=np.uint32)
+    for m, (name, order) in enumerate(parts(circle, roster).items()):
+        reply = circle.order(name, order)
+        if isinstance(reply, AttemptUpload):
+            secret = self_secret(circle, name)
+            own = protocol.self_mask(roster, m, secret, DIM, ring_bits=32)
+            remainder += np.frombuffer(reply.vector, dtype="<u4") - own
+    assert len(computed) == (NUM_DEVICES - 7 if is_forged else NUM_DEVICES)
+    partial = masks.ring(np.sum(computed, axis=0), ring_bits=32)
+    assert (remainder == partial).all() == (not is_forged)
+    assert not is_forged or (remainder != partial).all()
+
+
+def self_secret(hostile: Hostile, name: str) -> int:
+    guard: Any = hostile.fleet.loop.devices[name]._guard
+    state = guard._ledger.state(hostile.run_id)
+    return shamir.from_bytes(state.self_secret)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedbudget.errors import InvalidInputError
-from fedbudget.fleet.secure import graph, masks, protocol
+from fedbudget.fleet.secure import graph, masks, protocol, unmasking
 from fedbudget.fleet.wire.messages import Reply
 from fedbudget.fleet.wire.secure_messages import AttemptConfirmation, AttemptUpload
 from tests.attacks.conftest import FEW, LEAST, NUM_DEVICES
@@ -85,10 +85,13 @@ def test_the_attack_works_against_devices_that_do_not_check(
         protocol.check_answers_list(roster, answered, least=LEAST)
     seen = current.upload(roster, inputs, everybody)[victim]
     shares = current.reveal(roster, announced, answered, everybody)
-    secret = protocol._reconstructed(roster, victim, shares, answered=True)
+    recovery = unmasking.Recovery(roster, shares, answered=frozenset(answered))
+    secret = recovery.secret(victim)
+    assert secret is not None
     seen = seen - protocol.self_mask(roster, victim, secret, 4, ring_bits=32)
     for other in around:
-        secret = protocol._reconstructed(roster, other, shares, answered=False)
+        secret = recovery.secret(other)
+        assert secret is not None
         mask = protocol.pair_mask(roster, other, victim, secret, 4, 32)
         seen = seen - mask if victim < other else seen + mask
     assert seen.tolist() == masks.ring(inputs[victim], ring_bits=32).tolist()

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedbudget.fleet.secure import protocol, shamir
+from fedbudget.fleet.secure import protocol, shamir, unmasking
 from tests.fleet.secure.rounds import SecureRound, vectors
 
 
@@ -21,7 +21,7 @@ def vectors_of_a_round() -> dict[str, Any]:
     roster = current.roster(announced)
     uploads = current.upload(roster, inputs, answered)
     shares = current.reveal(roster, announced, answered, answered)
-    total = protocol.unmask(roster, uploads, shares, ring_bits=32)
+    total = unmasking.unmask(roster, uploads, shares, ring_bits=32)
     signatures = {m: current.devices[m].confirm(roster, answered) for m in answered}
     self_mask = protocol.self_mask(
         roster, 0, current.secrets[0].self_secret, count, ring_bits=32

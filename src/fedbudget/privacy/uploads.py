@@ -222,10 +222,13 @@ def check_learning_rate(learning_rate: float, curvature: float, l2: float) -> No
             argument="loss",
         )
     smoothness = number("curvature", curvature, least=0) + l2
-    from fractions import Fraction  # late: devices that see no sums save the memory
-
-    # Exact: a rounded product could hide a step that expands.
-    if Fraction(learning_rate) * (Fraction(curvature) + Fraction(l2)) > 2:
+    # Exact, as quotients: a rounded product could hide a step that expands. The module
+    # `fractions` would take a device half a megabyte.
+    eta, curve, ridge = (
+        float(value).as_integer_ratio() for value in (learning_rate, curvature, l2)
+    )
+    above = eta[0] * (curve[0] * ridge[1] + ridge[0] * curve[1])
+    if above > 2 * eta[1] * curve[1] * ridge[1]:
         raise InvalidInputError(
             f"learning_rate {learning_rate:g} is above {2 / smoothness:g}, which is 2 "
             f"over the smoothness {smoothness:g}: local steps without noise need it at "

@@ -1,9 +1,11 @@
 """Secure rounds: exact sums, dropouts and restarts in every phase, lost rounds."""
 
 import itertools
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,18 @@ import numpy as np
 import pytest
 
 from fedbudget.errors import InvalidInputError, TrainingError
+from fedbudget.fleet.coordinator import sum_devices
 from fedbudget.fleet.coordinator.devices import FleetDevices
 from fedbudget.fleet.coordinator.sum_rounds import SENT, Phase
 from fedbudget.fleet.device import sum_guard
 from fedbudget.fleet.device.exact_uploads import exact_upload
 from fedbudget.fleet.device.statement import read_statement
-from fedbudget.fleet.secure import graph
+from fedbudget.fleet.secure import graph, introductions
+from fedbudget.fleet.transport.channel import Message
 from fedbudget.fleet.wire import messages, topics
 from fedbudget.fleet.wire.codec import decode
-from fedbudget.fleet.wire.secure_messages import PeerList
+from fedbudget.fleet.wire.messages import Reply
+from fedbudget.fleet.wire.secure_messages import AttemptKeys, AttemptOrder, PeerList
 from tests.cli.running import run as run_command
 from tests.fleet.sums import Hostile, SumFleet
 
@@ -237,6 +242,56 @@ def test_a_broker_that_loses_all_messages_of_a_phase_delays_it_only(
     check_ledgers(fleet)
 
 
+def test_a_peers_certificate_that_expires_during_a_run_ends_nothing(
+    fleet: SumFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of peers was accepted, and is in the ledger's chain: see `peers`."""
+
+    def expired(*_: Any, **__: Any) -> None:
+        raise InvalidInputError("it has expired")
+
+    restarted: set[str] = set()
+
+    def restart(name: str, kind: str, _: bytes) -> bool:
+        if kind == "attempt" and name not in restarted:
+            restarted.add(name)
+            monkeypatch.setattr(introductions, "certified_key", expired)
+            fleet.restart(name)
+        return True
+
+    fleet.loop.to_device = restart
+    run = fleet.train()
+    assert restarted == set(fleet.names)
+    assert [r.answered for r in run.rounds] == [6, 6]
+
+
+def test_a_stored_list_of_peers_that_was_changed_is_not_used(
+    fleet: SumFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet.train(rounds=1)
+    path = fleet.folder / "device-1" / "ledger.sqlite"
+    fleet.devices["device-1"].close()
+    with closing(sqlite3.connect(path)) as database:
+        (stored,) = database.execute(
+            "SELECT data FROM sums WHERE part = 'peers'"
+        ).fetchone()
+        order = PeerList.from_bytes(stored)
+        fewer = PeerList.of(order.run, order.read()[:5])
+        database.execute(
+            "UPDATE sums SET data = ? WHERE part = 'peers'", (fewer.to_bytes(),)
+        )
+        database.commit()
+    fleet.devices["device-1"] = fleet.device("device-1")
+    again = AttemptOrder(run=order.run, round=1, attempt=2, theta=np.zeros(4).tobytes())
+    signed = fleet.coordinator._signer.sign(again)
+    (outgoing,) = fleet.devices["device-1"].handle(
+        topics.order_again("device-1"), signed
+    )
+    reply = Reply.from_bytes(decode(outgoing.payload)[0])
+    assert reply.code == "device-trouble"
+    assert "list of peers does not match its digest" in caplog.text
+
+
 def test_the_device_as_the_unit(tmp_path: Path, keys: Path) -> None:
     (tmp_path / "certs").symlink_to(keys)
     fleet = SumFleet(tmp_path, 6, 4, unit="device", epsilon=50.0)
@@ -442,9 +497,12 @@ def test_an_order_of_another_release_is_refused_and_names_both_sides(
     assert fleet.entries("device-1", "charge") == []
 
 
-def test_the_list_of_peers_is_sent_once(fleet: SumFleet) -> None:
+def test_the_list_of_peers_is_sent_once(
+    fleet: SumFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is most of what a device receives; a device that missed it gets it again."""
     fleet.coordinator.deadline = 30.0
+    monkeypatch.setattr(sum_devices, "_REPEAT", (0.05, 16.0))
     sent: Counter[str] = Counter()
 
     def arrives(name: str, kind: str, _: bytes) -> bool:
@@ -455,6 +513,71 @@ def test_the_list_of_peers_is_sent_once(fleet: SumFleet) -> None:
     run = fleet.train(rounds=4)
     assert [r.answered for r in run.rounds] == [6] * 4
     assert sent == {name: 1 + (name == "device-2") for name in fleet.names}
+
+
+def test_a_slow_device_gets_the_order_twice_before_the_list_of_peers(
+    fleet: SumFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the list, which is a hundred times as long as the order."""
+    fleet.coordinator.deadline = 30.0
+    monkeypatch.setattr(sum_devices, "_REPEAT", (0.05, 16.0))
+    sent: list[str] = []
+
+    def arrives(name: str, kind: str, _: bytes) -> bool:
+        if name == "device-2":
+            sent.append(kind)
+        return not (kind == "attempt" and name == "device-2" and len(sent) < 7)
+
+    fleet.loop.to_device = arrives
+    run = fleet.train(rounds=1)
+    assert run.rounds[0].answered == 6
+    assert sent[:8] == ["offer", "peers", *["attempt"] * 3, "peers", "attempt", sent[7]]
+
+
+def test_a_device_that_comes_online_gets_the_list_of_peers_at_once(
+    fleet: SumFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = fleet.coordinator
+    coordinator.deadline = 30.0
+    monkeypatch.setattr(sum_devices, "_REPEAT", (0.05, 16.0))
+    sent: list[str] = []
+
+    def arrives(name: str, kind: str, _: bytes) -> bool:
+        if name != "device-2":
+            return True
+        sent.append(kind)
+        if kind == "peers" and len(sent) == 2:  # lost, with its connection
+            coordinator.roster.online[name] = False
+        return coordinator.roster.online.get(name) is not False
+
+    def receive(seconds: float | None = None) -> Message | None:
+        if "attempt" in sent:  # which waited at the broker
+            coordinator.roster.online["device-2"] = True
+        return usual(seconds)
+
+    usual, fleet.loop.receive = fleet.loop.receive, receive  # type: ignore[method-assign]
+    fleet.loop.to_device = arrives
+    run = fleet.train(rounds=1)
+    assert run.rounds[0].answered == 6
+    assert sent[:5] == ["offer", "peers", "attempt", "peers", "attempt"]
+
+
+def test_shares_for_all_devices_are_read_once(
+    fleet: SumFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 1,000 devices, reading all of them for each took a minute."""
+    fleet_keys: Counter[str] = Counter()
+    usual = AttemptKeys.from_bytes
+
+    def counted(data: bytes) -> AttemptKeys:
+        keys = usual(data)
+        fleet_keys[keys.device] += 1
+        return keys
+
+    monkeypatch.setattr(AttemptKeys, "from_bytes", staticmethod(counted))
+    fleet.train(rounds=1)
+    # To check them, for the roster, and for the shares.
+    assert fleet_keys == dict.fromkeys(fleet.names, 3)
 
 
 def test_a_device_that_was_away_gets_the_list_of_peers_in_the_next_round(

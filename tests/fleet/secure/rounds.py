@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbudget.fleet.secure import protocol
+from fedbudget.fleet.secure import protocol, unmasking
 from fedbudget.fleet.secure.peers import Attempt, Peers, Roster, RunKeys
 from fedbudget.fleet.secure.protocol import (
     Announcement,
@@ -118,7 +118,7 @@ class SecureRound:
         signatures = {m: self.devices[m].confirm(roster, answered) for m in answered}
         protocol.check_confirmations(roster, answered, signatures)
         shares = self.reveal(roster, announcements, answered, revealed)
-        return protocol.unmask(roster, uploads, shares, ring_bits=self.ring_bits)
+        return unmasking.unmask(roster, uploads, shares, ring_bits=self.ring_bits)
 
 
 def sealed_for(receiver: int, announced: dict[int, Announcement]) -> dict[int, bytes]:

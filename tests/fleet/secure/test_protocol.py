@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fedbudget.errors import InvalidInputError
-from fedbudget.fleet.secure import graph, protocol, reference, shamir
+from fedbudget.fleet.secure import graph, protocol, reference, shamir, unmasking
 from fedbudget.fleet.secure.peers import Attempt, Peers, RunKeys
 from tests.fleet.secure.rounds import SecureRound, sealed_for, vectors
 from tests.vectors.secure_sum import vectors_of_a_round
@@ -136,7 +137,7 @@ def test_uploads_and_sum_are_the_references() -> None:
     )
     assert {m: upload.tolist() for m, upload in uploads.items()} == y
     shares = current.reveal(roster, announced, answered, answered)
-    ours = protocol.unmask(roster, uploads, shares, ring_bits=32)
+    ours = unmasking.unmask(roster, uploads, shares, ring_bits=32)
     assert ours.tolist() == total == expected(inputs, answered)
 
 
@@ -168,7 +169,7 @@ def test_without_a_quorum_of_shares_nothing_is_unmasked() -> None:
     uploads = current.upload(roster, inputs, everybody)
     shares = current.reveal(roster, announced, everybody, everybody[:threshold])
     with pytest.raises(InvalidInputError, match="shares of the self-mask"):
-        protocol.unmask(roster, uploads, shares, ring_bits=32)
+        unmasking.unmask(roster, uploads, shares, ring_bits=32)
 
 
 def test_a_wrong_share_is_left_out() -> None:
@@ -181,8 +182,93 @@ def test_a_wrong_share_is_left_out() -> None:
     shares = current.reveal(roster, announced, answered, answered)
     shares[1] = dict.fromkeys(shares[1], bytes(32))  # well formed, and wrong
     shares[2] = shares[2] | {0: b"short"}
-    total = protocol.unmask(roster, uploads, shares, ring_bits=32)
+    total = unmasking.unmask(roster, uploads, shares, ring_bits=32)
     assert total.tolist() == expected(inputs, answered)
+
+
+class Lies:
+    """A round of 16 devices, of which two may lie; all but the last have answered."""
+
+    def __init__(self, num_devices: int = 16, colluders: int = 2) -> None:
+        self.round = SecureRound(num_devices, colluders=colluders)
+        self.inputs = vectors(num_devices, 2)
+        self.answered = list(range(num_devices - 1))
+        self.announced = self.round.announce(range(num_devices))
+        self.roster = self.round.roster(self.announced)
+
+    def total(self, change: Any, revealed: list[int] | None = None) -> list[int]:
+        """Return the sum, after `change` of the revealed shares."""
+        uploads = self.round.upload(self.roster, self.inputs, self.answered)
+        holders = self.answered if revealed is None else revealed
+        shares = self.round.reveal(self.roster, self.announced, self.answered, holders)
+        change(shares)
+        total = unmasking.unmask(self.roster, uploads, shares, ring_bits=32)
+        return total.tolist()  # type: ignore[no-any-return]
+
+    def expected(self) -> list[int]:
+        return expected(self.inputs, self.answered)
+
+
+def lies(*liars: int) -> Any:
+    """Replace all shares of these holders by well-formed ones that are wrong."""
+
+    def change(shares: Any) -> None:
+        for liar in liars:
+            shares[liar] = dict.fromkeys(shares[liar], bytes([0, liar] * 16))
+
+    return change
+
+
+@pytest.mark.parametrize("liars", [(0, 1), (3, 7), (0, 14)])
+def test_two_holders_of_wrong_shares_are_left_out_and_named(
+    liars: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    current = Lies()
+    assert current.total(lies(*liars)) == current.expected()
+    named = ", ".join(f"'device-{m}'" for m in liars)
+    assert caplog.messages == [f"{named} revealed wrong shares"]
+
+
+def test_any_nine_right_shares_are_enough(caplog: pytest.LogCaptureFixture) -> None:
+    """Two of eleven are wrong: more than the code corrects, and sets are tried."""
+    current = Lies()
+    revealed = [0, 1, 2, 3, 4, 5, 7, 8, 10, 11, 13, 14]  # of each device, at least 11
+    assert current.total(lies(0, 7), revealed) == current.expected()
+    assert caplog.messages == ["'device-0', 'device-7' revealed wrong shares"]
+
+
+def test_ten_liars_of_a_hundred_cost_seconds() -> None:
+    current = Lies(100, colluders=10)
+    started = time.monotonic()
+    assert current.total(lies(*range(40, 50))) == current.expected()
+    assert time.monotonic() - started < 60
+
+
+def test_who_was_dealt_wrong_shares_is_not_blamed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    current = Lies()
+
+    def dealt(shares: Any) -> None:  # by device 6, to two honest holders
+        for holder in (0, 1):
+            shares[holder] = shares[holder] | {6: bytes(32)}
+
+    assert current.total(dealt) == current.expected()
+    assert caplog.messages == [
+        "'device-0', 'device-1' revealed a wrong share of 'device-6', or was dealt it"
+    ]
+
+
+def test_a_lost_sum_names_who_revealed_none_or_wrong_shares() -> None:
+    current = Lies()
+    with pytest.raises(InvalidInputError, match=r"mask of 'device-0' .* 'device-8', .*"
+                       r"'device-14' revealed none"):  # fmt: skip
+        current.total(lambda _: None, list(range(8)))
+    with pytest.raises(InvalidInputError, match="it has dealt wrong ones, or too many"):
+        current.total(lambda shares: [shares[m].pop(6, None) and shares[m].update(
+            {6: bytes(31) + bytes([m])}) for m in shares])  # fmt: skip
+    with pytest.raises(InvalidInputError, match="too many devices revealed wrong ones"):
+        current.total(lies(*range(8)))
 
 
 @pytest.mark.parametrize("answered", [[1, 0], [0, 0, 1], [0, 7], [0]])

@@ -56,6 +56,7 @@ from fedbudget.training import Order
 
 _log = logging.getLogger(__name__)
 _REPEAT = 1.0, 16.0  # seconds: the first and the longest until an order is repeated
+_LIST_AGAIN = 3  # repeats of an order, from which on the list of peers is sent, too
 _MOST_ATTEMPTS = 5  # at one round, since the coordinator's start
 _MOST_WRECKED = 3  # sums in a row, before the run stops
 _PEER = 160  # bytes of a message for each peer, at most
@@ -278,8 +279,7 @@ class SumDevices(FleetDevices):
         topic = topics.order(attempt.of.run)
         # Not in the first round: the list of peers was just sent to all.
         if phase is Phase.KEYS and self._met:
-            for name in sorted(names - self._met):
-                self._send_to(name, self._peer_list)
+            self._send_list(names - self._met)
         # If this coordinator dies, no device shall pay for its order.
         self._channel.clear_at_death(split(topic, signed)[0][0])
         self._keep(topic, signed)
@@ -303,7 +303,7 @@ class SumDevices(FleetDevices):
                 return None
             raise TrainingError(
                 f"{_MOST_WRECKED} sums in a row were lost, for which all devices "
-                f"paid: {error}; leave that device out"
+                f"paid: {error}; leave out devices that reveal none or wrong ones"
             ) from None
         self._lost = 0
         return total
@@ -327,6 +327,7 @@ class SumDevices(FleetDevices):
         most = self.deadline * (self.patience if early else 1)
         repeats, reconnects = Backoff(*_REPEAT), Backoff(DEAF)
         started, heard = time.monotonic(), 0.0
+        number, away = 0, wanted - set(self._reachable(wanted))
         while True:
             elapsed = time.monotonic() - started
             received = wanted & set(current.received(phase))
@@ -337,10 +338,8 @@ class SumDevices(FleetDevices):
             if elapsed >= (self.deadline if enough else most):
                 break
             if repeats.is_due(elapsed):
-                for name in sorted(self._reachable(waiting)):
-                    if phase is Phase.KEYS and name not in self._met:
-                        self._send_to(name, self._peer_list)
-                    self._send_to(name, order_for(name), again=phase)
+                number += 1
+                self._send_again(phase, waiting, order_for, number=number, away=away)
             if reconnects.is_due(elapsed - heard):
                 self._channel.reconnect()
             times = (repeats.at, heard + reconnects.at, self.deadline, most)
@@ -374,6 +373,29 @@ class SumDevices(FleetDevices):
     def _store_order(self, current: Collector, message: Message) -> None:
         """Sign and store an order, before it is published."""
         current.store(message.kind, self._signer.sign(message))
+
+    def _send_again(
+        self,
+        phase: Phase,
+        waiting: set[str],
+        order_for: Callable[[str], bytes],
+        *,
+        number: int,
+        away: set[str],
+    ) -> None:
+        """Repeat an order for the nth time; remove from `away` who came online."""
+        reachable = set(self._reachable(waiting))
+        if phase is Phase.KEYS:
+            unsure = reachable if number >= _LIST_AGAIN else reachable & away
+            self._send_list(unsure - self._met)
+            away -= reachable
+        for name in sorted(reachable):
+            self._send_to(name, order_for(name), again=phase)
+
+    def _send_list(self, names: set[str]) -> None:
+        """Send the list of peers again; it is the longest message by far."""
+        for name in sorted(names):
+            self._send_to(name, self._peer_list)
 
     def _send_to(self, name: str, signed: bytes, again: Phase | None = None) -> None:
         """Send an order, or an offer, to one device."""

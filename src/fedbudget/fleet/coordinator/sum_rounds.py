@@ -25,7 +25,7 @@ from fedbudget.fleet.coordinator.checkpoints import (
 from fedbudget.fleet.coordinator.rounds import read_reply, stored
 from fedbudget.fleet.coordinator.spending import Tally
 from fedbudget.fleet.device.exact_uploads import UploadGrid
-from fedbudget.fleet.secure import masks, protocol
+from fedbudget.fleet.secure import masks, protocol, unmasking
 from fedbudget.fleet.secure.introductions import check_introduction
 from fedbudget.fleet.secure.peers import (
     Attempt,
@@ -319,7 +319,19 @@ class SumAttempt(Collector):
 
     def reveal_order(self, device: str) -> Message:
         """Return the order to one device: the signatures, and its shares."""
-        receiver = self._index[device]
+        sealed = self._sealed.get(self._index[device], {})
+        return RevealOrder(
+            run=self.of.run,
+            round=self.of.round,
+            attempt=self.of.number,
+            device=device,
+            confirmations=self._quorum_signatures,
+            sealed=pack_records(sealed),
+        )
+
+    @cached_property
+    def _quorum_signatures(self) -> bytes:
+        """The confirmations that every device is sent, as records."""
         signatures = {
             self._index[name]: AttemptConfirmation.from_bytes(payload).signature
             # A quorum is enough: a device checks every signature.
@@ -327,23 +339,19 @@ class SumAttempt(Collector):
                 sorted(self.received(Phase.CONFIRMATIONS).items()), self.peers.quorum
             )
         }
-        return RevealOrder(
-            run=self.of.run,
-            round=self.of.round,
-            attempt=self.of.number,
-            device=device,
-            confirmations=pack_records(signatures),
-            sealed=pack_records(self._sealed_for(receiver)),
-        )
+        return pack_records(signatures)
 
-    def _sealed_for(self, receiver: int) -> dict[int, bytes]:
-        sealed = {}
+    @cached_property
+    def _sealed(self) -> dict[int, dict[int, bytes]]:
+        """The encrypted shares of those in the roster: by receiver, then by sender."""
+        sealed: dict[int, dict[int, bytes]] = {}
         for device, payload in self.received(Phase.KEYS).items():
-            records = unpack_records(
-                AttemptKeys.from_bytes(payload).sealed, SEALED_BYTES
-            )
-            if receiver in records:
-                sealed[self._index[device]] = records[receiver]
+            sender = self._index[device]
+            if sender not in self.roster.keys:
+                continue  # its keys came late
+            keys = AttemptKeys.from_bytes(payload)
+            for receiver, data in unpack_records(keys.sealed, SEALED_BYTES).items():
+                sealed.setdefault(receiver, {})[sender] = data
         return sealed
 
     def total(self) -> Array:
@@ -371,7 +379,7 @@ class SumAttempt(Collector):
             for device, payload in self.received(Phase.SHARES).items()
         }
         grid = self.context.grid
-        words = protocol.unmask(self.roster, uploads, shares, ring_bits=grid.ring_bits)
+        words = unmasking.unmask(self.roster, uploads, shares, ring_bits=grid.ring_bits)
         return grid.decoded(words.astype(np.int64))
 
     @property

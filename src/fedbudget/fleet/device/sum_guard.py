@@ -5,7 +5,9 @@ round. Every input is untrusted. In addition to what a guard checks, this one
 
 1.  takes part only with peers whose certificates are of the authority in its owner's
     policy, and with one list of peers per run;
-2.  charges a round, and uses rows, only when enough peers have announced keys;
+2.  charges a round, and uses rows, only for a roster of enough devices: the keys of
+    its neighbours are signed by them; that the others announced theirs is, above 100
+    devices, the server's word, without which nothing can be unmasked;
 3.  sends its noisy vector only under masks: the same vector again in a later attempt,
     under fresh ones, and never once it has revealed a share of that round;
 4.  signs one list of answers per attempt, of at least as many devices as its noise was
@@ -19,7 +21,7 @@ charged from the evaluations' share, on the held-out rows. What its peers have i
 is the order itself (`sum_purpose`): no key, share or mask fits another run or order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -43,7 +45,11 @@ from fedbudget.fleet.device.sum_terms import (
 )
 from fedbudget.fleet.device.withdrawals import ENDED
 from fedbudget.fleet.secure import protocol, shamir
-from fedbudget.fleet.secure.introductions import checked_peers, introduce
+from fedbudget.fleet.secure.introductions import (
+    check_introductions,
+    introduce,
+    peers_of,
+)
 from fedbudget.fleet.secure.peers import SIGNATURE_BYTES, Peers, Roster, RunKeys
 from fedbudget.fleet.secure.protocol import (
     SEALED_BYTES,
@@ -268,29 +274,36 @@ class SumGuard(Guard):
             stored = self._ledger.peers(run)
             if stored is None:
                 return None
-            order = PeerList.from_bytes(stored)
-            self._runs = {run: self._verified(order, joined)}
+            self._runs = {run: self._accepted(PeerList.from_bytes(stored), joined)}
         return self._runs[run]
 
     def _verified(self, order: PeerList, joined: JoinedRun) -> _Run:
         """Return a run after all checks on its peers."""
-        name, stored = self._policy.device, self._ledger.keys(order.run)
+        introductions = order.read()
+        check_introductions(introductions, self._sums.identity.ca)
+        return self._with_peers(introductions, order.run, joined)
+
+    def _accepted(self, order: PeerList, joined: JoinedRun) -> _Run:
+        """Return a run whose peers were accepted before this device was restarted.
+
+        Their certificates were valid then; one that has expired since ends no run.
+        """
+        run = self._with_peers(order.read(), order.run, joined)
+        if run.peers.digest != self._ledger.peers_digest(order.run):
+            raise LedgerError("the stored list of peers does not match its digest")
+        return run
+
+    def _with_peers(
+        self, introductions: Sequence[Introduction], number: bytes, joined: JoinedRun
+    ) -> _Run:
+        """Return a run with these peers, of whom this device must be one."""
+        name, stored = self._policy.device, self._ledger.keys(number)
         if stored is None:
             raise InvalidInputError("this device has not introduced itself to the run")
-        offer: RunOffer | EvaluationOrder
-        terms: SumTerms | EvaluationSum
-        evaluation = self._ledger.evaluation_order(order.run)
-        if evaluation is None:
-            offer = RunOffer.from_bytes(joined.offer)
-            terms = terms_of(offer)
-            common = terms.common
-        else:
-            offer = EvaluationOrder.from_bytes(evaluation)
-            terms, common = sum_terms_of(offer), sum_purpose(evaluation)
-        peers = checked_peers(
-            order.run,
-            order.read(),
-            authority=self._sums.identity.ca,
+        offer, terms, common = self._terms(number, joined)
+        peers = peers_of(
+            number,
+            introductions,
             least_answers=terms.least_answers,
             colluders=terms.colluders,
             terms=common,
@@ -305,6 +318,18 @@ class SumGuard(Guard):
             )
         participant = Participant(keys=keys, peers=peers, index=index)
         return _Run(joined=joined, offer=offer, terms=terms, participant=participant)
+
+    def _terms(
+        self, run: bytes, joined: JoinedRun
+    ) -> tuple[RunOffer | EvaluationOrder, SumTerms | EvaluationSum, bytes]:
+        """Return an offer, or an order, with its terms and what all peers have."""
+        evaluation = self._ledger.evaluation_order(run)
+        if evaluation is None:
+            offer = RunOffer.from_bytes(joined.offer)
+            terms = terms_of(offer)
+            return offer, terms, terms.common
+        order = EvaluationOrder.from_bytes(evaluation)
+        return order, sum_terms_of(order), sum_purpose(evaluation)
 
     def _announce(self, order: AttemptOrder, run: _Run) -> Message | None:
         """Send keys for an attempt; nothing is charged yet."""

@@ -12,6 +12,7 @@ one list of answers per attempt, reveals once per round, and is charged once.
 """
 
 import hashlib
+import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -83,6 +84,14 @@ class SumLedger(LedgerFile):
         """Return the list of peers of a run, once it is accepted."""
         with self._open() as database:
             return _part(database, run, _PEERS)
+
+    def peers_digest(self, run: bytes) -> bytes | None:
+        """Return the digest of the list of peers that was accepted, from the chain."""
+        with self._open() as database:
+            row = database.execute(
+                "SELECT body FROM entries WHERE kind = 'peers' AND run = ?", (run,)
+            ).fetchone()
+        return None if row is None else bytes.fromhex(json.loads(row[0])["digest"])
 
     def accept_peers(self, run: bytes, message: bytes, digest: bytes) -> None:
         """Record the list of peers of a run; there is one."""

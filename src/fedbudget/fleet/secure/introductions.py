@@ -4,19 +4,20 @@ A device takes part in a sum only with peers whose certificates the authority in
 owner's policy has issued. Whoever holds that authority's key can invent peers.
 """
 
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedbudget.errors import InvalidInputError
 from fedbudget.fleet.secure.masks import agree
 from fedbudget.fleet.secure.peers import Member, Peers, RunKeys
-from fedbudget.fleet.transport.certificates import certified_key, check_name
+from fedbudget.fleet.transport.certificates import (
+    certified_key,
+    check_name,
+    private_key,
+)
 from fedbudget.fleet.wire.codec import encode
 from fedbudget.fleet.wire.secure_messages import Introduction
-
-if TYPE_CHECKING:
-    from cryptography.x509 import Certificate
 
 _PURPOSE = b"fedbudget introduction 1"
 
@@ -36,13 +37,16 @@ def introduce(
     """
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        load_pem_private_key,
-    )
 
     member = keys.member(name)
-    secret = load_pem_private_key(_read(key), password=None)
+    try:
+        secret = private_key(_read(key))
+        der = ssl.PEM_cert_to_DER_cert(_read(certificate).decode("ascii").strip())
+    except (ValueError, TypeError) as error:
+        raise InvalidInputError(
+            f"certificate {str(certificate)!r} or its key cannot be read ({error}): "
+            "create them with fedbudget certs"
+        ) from None
     if not isinstance(secret, ec.EllipticCurvePrivateKey):
         raise InvalidInputError(
             f"{str(key)!r} is not an elliptic-curve key, which introductions are "
@@ -53,28 +57,24 @@ def introduce(
         device=name,
         verify_key=member.verify_key,
         share_key=member.share_key,
-        certificate=_load(_read(certificate)).public_bytes(Encoding.DER),
+        certificate=der,
         signature=secret.sign(_statement(run, member), ec.ECDSA(SHA256())),
     )
 
 
-def checked_peers(
+def peers_of(
     run: bytes,
     introductions: Sequence[Introduction],
     *,
-    authority: Path,
     least_answers: int,
     colluders: int,
     terms: bytes,
 ) -> Peers:
-    """Return the peers of a run, after all checks on their introductions.
+    """Return the peers of a run, whose introductions were checked.
 
     Raises:
-        InvalidInputError: A certificate is not of the authority, or of another name or
-            expired; a signature is invalid; they are unsorted, or too few.
+        InvalidInputError: They are unsorted, or too few.
     """
-    for introduction in introductions:
-        check_introduction(introduction, authority)
     names = [introduction.device for introduction in introductions]
     if names != sorted(names):  # the order decides who are neighbours
         raise InvalidInputError("the list of peers is not sorted by their names")
@@ -86,6 +86,17 @@ def checked_peers(
         colluders=colluders,
         terms=terms,
     )
+
+
+def check_introductions(introductions: Sequence[Introduction], authority: Path) -> None:
+    """Raise unless devices of this authority signed all these keys.
+
+    Raises:
+        InvalidInputError: A certificate is not of the authority, or of another name or
+            expired; or a signature is invalid.
+    """
+    for introduction in introductions:
+        check_introduction(introduction, authority)
 
 
 def member_of(introduction: Introduction) -> Member:
@@ -134,12 +145,3 @@ def _read(path: Path) -> bytes:
             f"{str(path)!r} cannot be read ({error.strerror}): create it with "
             "fedbudget certs"
         ) from None
-
-
-def _load(pem: bytes) -> "Certificate":
-    from cryptography import x509
-
-    try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
-        raise InvalidInputError(f"a certificate cannot be read: {error}") from None

@@ -1,4 +1,4 @@
-"""The protocol of one secure sum: what devices compute, and what the server does.
+"""The protocol of one secure sum: what devices compute, and what the server asks.
 
 After Bonawitz et al., "Practical secure aggregation for privacy-preserving machine
 learning" (CCS 2017), with the neighbourhoods of Bell et al. (CCS 2020). `reference` has
@@ -14,7 +14,7 @@ list of peers; N(u) are the neighbours of u. In every attempt at a round:
 4.  *Reveal.* The server returns a quorum of signatures of the same list. For each
     neighbour u reveals its share of b_v if v has answered, of s_v if not; never both.
 5.  *Unmask.* The server reconstructs b_v of those who answered and s_v of those who did
-    not, and subtracts their masks. What remains is the sum of x_u.
+    not, and subtracts their masks. What remains is the sum of x_u: see `unmasking`.
 
 **Why one list.** Each honest device signs one list per attempt and reveals once per
 round. Two lists with a quorum of (n + c) // 2 + 1 signatures would share an honest
@@ -44,7 +44,6 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -287,73 +286,3 @@ def check_confirmations(
             f"{count} devices have signed this list of answers, below the {quorum} "
             "that are needed: others may have been given another list"
         )
-
-
-def unmask(
-    roster: Roster,
-    uploads: Mapping[int, Words],
-    shares: Mapping[int, Mapping[int, bytes]],
-    *,
-    ring_bits: int,
-) -> Words:
-    """Return the sum of the vectors in these uploads, modulo 2^ring_bits.
-
-    Args:
-        roster: Of the attempt.
-        uploads: By device: exactly those in the confirmed list of answers.
-        shares: By the device that revealed them, then by the device they are of.
-        ring_bits: The sum is modulo 2^ring_bits.
-
-    Raises:
-        InvalidInputError: Too few valid shares to reconstruct a secret.
-    """
-    total = np.asarray(sum(uploads.values()))
-    count = len(total)
-    for index in sorted(roster.keys):
-        if index in uploads:
-            secret = _reconstructed(roster, index, shares, answered=True)
-            mask = self_mask(roster, index, secret, count, ring_bits=ring_bits)
-            total = total - mask
-            continue
-        remaining = [v for v in roster.neighbours(index) if v in uploads]
-        if not remaining:
-            continue  # its masks are in no upload
-        secret = _reconstructed(roster, index, shares, answered=False)
-        for other in remaining:
-            mask = pair_mask(roster, index, other, secret, count, ring_bits)
-            # `other` has added this if its index is the lower one.
-            total = total - mask if other < index else total + mask
-    return masks.reduced(total, ring_bits=ring_bits)
-
-
-def _reconstructed(
-    roster: Roster,
-    index: int,
-    shares: Mapping[int, Mapping[int, bytes]],
-    *,
-    answered: bool,
-) -> int:
-    """Return a device's secret; a holder of a wrong share is left out."""
-    threshold = roster.peers.neighbourhood.threshold
-    held = {}
-    for holder in roster.neighbours(index):
-        try:
-            held[holder + 1] = shamir.from_bytes(shares.get(holder, {}).get(index, b""))
-        except InvalidInputError:
-            continue
-    key = roster.keys[index]
-    for left_out in (None, *held):
-        points = [point for point in held if point != left_out]
-        if len(points) < threshold:
-            continue
-        secret = shamir.combine({p: held[p] for p in islice(points, threshold)})
-        if answered and commitment_to(secret) == key.commitment:
-            return secret
-        if not answered and masks.public_key(shamir.to_bytes(secret)) == key.mask_key:
-            return secret
-    name = roster.peers.members[index].name
-    kind = "self-mask" if answered else "mask key"
-    raise InvalidInputError(
-        f"{len(held)} shares of the {kind} of {name!r} do not give it: {threshold} "
-        "right ones are needed"
-    )

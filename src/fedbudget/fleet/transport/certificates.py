@@ -17,6 +17,7 @@ A certificate's common name is the name under which its holder may publish. For 
 existing folder, only missing files are created: this adds devices to a fleet.
 """
 
+import binascii
 import datetime
 import ipaddress
 import os
@@ -24,7 +25,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from fedbudget.checks import whole
 from fedbudget.errors import InvalidInputError, RecordError
@@ -42,6 +43,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _RESERVED = ("broker", "ca", COORDINATOR, MEASURE)
 AUTHORITY = "fedbudget fleet"  # the authority's common name
 _MOST_DAYS = 36_500  # a hundred years
+# PKCS #8 (RFC 5958) of a key on the curve P-256, up to its secret of 32 bytes.
+_P256_PKCS8 = bytes.fromhex(
+    "308187020100301306072a8648ce3d020106082a8648ce3d030107046d306b0201010420"
+)
 _COMMON_NAME = bytes.fromhex("0603550403")  # its object identifier, 2.5.4.3, in DER
 
 
@@ -131,6 +136,28 @@ def check_name(name: str) -> str:
             f"'-', '_' or '.', and none of {', '.join(_RESERVED)}"
         )
     return name
+
+
+def private_key(pem: bytes) -> Any:
+    """Return the key in a PEM file.
+
+    The reader of all formats imports SSH, RSA and more: a megabyte. So the format that
+    `fedbudget certs` writes is read here.
+
+    Raises:
+        ValueError, TypeError: It is not an unencrypted private key.
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    first, *lines = pem.strip().splitlines()
+    if first == b"-----BEGIN PRIVATE KEY-----":
+        der = binascii.a2b_base64(b"".join(lines[:-1]))
+        if der.startswith(_P256_PKCS8):
+            secret = der[len(_P256_PKCS8) :][:32]
+            return ec.derive_private_key(int.from_bytes(secret), ec.SECP256R1())
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    return load_pem_private_key(pem, None)
 
 
 def certified_key(

@@ -8,7 +8,6 @@ plans only for devices whose certificates it has issued, and drops every other r
 A signed reply is a CBOR list of the reply's exact bytes and their ECDSA signature.
 """
 
-import binascii
 import os
 import ssl
 from collections.abc import Iterable, Sequence
@@ -16,10 +15,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedbudget.errors import InvalidInputError, MessageError
-from fedbudget.fleet.transport.certificates import Identity, certified_key
+from fedbudget.fleet.transport.certificates import (
+    Identity,
+    certified_key,
+    private_key,
+)
 from fedbudget.fleet.wire.codec import decode_pair, encode
 from fedbudget.fleet.wire.messages import Declaration
 
@@ -32,10 +35,6 @@ if TYPE_CHECKING:
 _PURPOSE = b"fedbudget reply 1\x00"
 _MOST_KEYS = 3  # of one device at a time: more renewals within a run are a mistake
 _LEAST_AHEAD = 16  # replies for which other threads are worth their start
-# PKCS #8 (RFC 5958) of a key on the curve P-256, up to its secret of 32 bytes.
-_P256_PKCS8 = bytes.fromhex(
-    "308187020100301306072a8648ce3d020106082a8648ce3d030107046d306b0201010420"
-)
 
 
 def _workers() -> int:
@@ -65,7 +64,7 @@ class ReplySigner:
             # Refuses a pair of which only one file has been renewed yet.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.load_cert_chain(identity.certificate, identity.key)
-            key = _private_key(Path(identity.key).read_bytes())
+            key = private_key(Path(identity.key).read_bytes())
             self.certificate = identity.der()
         except (OSError, ValueError, TypeError) as error:
             raise InvalidInputError(
@@ -202,28 +201,6 @@ class ReplyKeys:
             "its signature is not of the device's certificate: somebody else sent or "
             "changed it"
         )
-
-
-def _private_key(pem: bytes) -> Any:
-    """Return the key in a PEM file.
-
-    The reader of all formats imports SSH, RSA and more: a megabyte. So the format that
-    `fedbudget certs` writes is read here.
-
-    Raises:
-        ValueError, TypeError: It is not an unencrypted private key.
-    """
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    first, *lines = pem.strip().splitlines()
-    if first == b"-----BEGIN PRIVATE KEY-----":
-        der = binascii.a2b_base64(b"".join(lines[:-1]))
-        if der.startswith(_P256_PKCS8):
-            secret = der[len(_P256_PKCS8) :][:32]
-            return ec.derive_private_key(int.from_bytes(secret), ec.SECP256R1())
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    return load_pem_private_key(pem, None)
 
 
 def _declared_key(
