@@ -51,10 +51,6 @@ NOISE_WEIGHT: Mapping[str, float] = MappingProxyType(
 # With a public sample, the part of the gap that is spread by the prior.
 PRIOR_PART = 0.4
 
-# Drift correction acts faster by this factor than if devices differed in their optima
-# only. Fitted to Adult by education.
-_CORRECTION_SPEED = 3
-
 # Local steps of a smooth convex loss are stable at rates below 2 / smoothness.
 STABLE = 1.9
 # Of sums: the largest rate of the server. Larger ones gain little more.
@@ -267,7 +263,7 @@ def respond(
     # The share of the pull to a local optimum that averaging does not undo: 0 for one
     # step, 1 if every device reaches its own optimum.
     pull = 1 - (1 - local) / (tau * eta * h)
-    drift_share = _corrected_share(local, pull, rounds) ** _CORRECTION_SPEED
+    drift_share = _corrected_share(local, pull, rounds)
     with np.errstate(over="ignore", invalid="ignore"):
         round_noise = 0.5 * h * gain * server_rate**2
         noise = round_noise * spread
