@@ -107,6 +107,7 @@ WEIGHTS = (
     Weight(name="NOISE_WEIGHT", module=spectral, values=(0.2, 0.35, 0.5, 0.7, 1.0)),
     Weight(name="DRIFT", module=spectral, values=(6.0, 12.0, 24.0, 48.0)),
     Weight(name="OFF_TARGET", module=spectral, values=(1.5, 3.0, 6.0, 12.0)),
+    Weight(name="_CORRECTION_SPEED", module=spectral, values=(1, 2, 3, 4)),
     Weight(name="_MIN_CORRECTION_GAIN", module=spectral, values=(0.0, 0.1, 0.3)),
     Weight(
         name="FAMILY",

@@ -114,6 +114,21 @@ def test_drift_with_correction_is_the_weighted_sum(
     assert response.corrected[0] == pytest.approx(expected, rel=1e-3, abs=1e-9)
 
 
+def test_drift_correction_of_a_regression_acts_faster() -> None:
+    runs = [
+        respond(
+            one_mode(0.1),
+            schedule(20, 8, 2.0, 0.0),
+            variance=1.0,
+            correction_speed=speed,
+        )
+        for speed in (1.0, 3.0)
+    ]
+    share = np.sqrt([run.corrected[0] / run.drift[0] for run in runs])
+    assert share[1] == pytest.approx(share[0] ** 3)
+    assert 0 < share[1] < share[0] < 1
+
+
 def test_an_unstable_run_is_infinitely_bad() -> None:
     response = respond(one_mode(1.0), schedule(100, 1000, 50.0, 0.0), variance=1.0)
     assert response.remaining[0] == np.inf
