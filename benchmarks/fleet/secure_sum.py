@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of a clone: for its tests
 from tests.fleet.secure.rounds import SecureRound, sealed_for, vectors
 
-from fedbudget.fleet.secure import protocol
+from fedbudget.fleet.secure import protocol, unmasking
 from fedbudget.fleet.wire.secure_messages import AttemptRoster
 
 
@@ -75,10 +75,10 @@ def measured(
     uploads = current.upload(roster, inputs, answered)
     shares = current.reveal(roster, announced, answered, answered)
     devices = time.perf_counter() - started - checked
-    unmasking = time.perf_counter()
+    started = time.perf_counter()
     roster.check(0)  # all keys
     total = unmasking.unmask(roster, uploads, shares, ring_bits=32)
-    server = time.perf_counter() - unmasking
+    server = time.perf_counter() - started
     expected = inputs[answered].sum(axis=0) % (1 << 32)
     neighbours = peers.neighbourhood.degree
     sealed = sum(map(len, sealed_for(0, announced).values()))
