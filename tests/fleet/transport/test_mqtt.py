@@ -113,7 +113,7 @@ def test_messages_that_keep_arriving_keep_a_slow_connection_alive(
 
 
 def test_of_many_stored_orders_the_newest_is_carried_out(broker: BrokerProcess) -> None:
-    # More than a broker sends before some are acknowledged: 20, and mosquitto 100.
+    # More than a broker sends before some are acknowledged: 20.
     address = BrokerAddress(
         port=broker.port, identity=identity_of(broker.certs, "device-5")
     )
